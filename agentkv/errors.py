@@ -1,0 +1,141 @@
+"""Every error a caller of agentkv can meet, one class for each decision the caller can take.
+
+    AgentKVError
+    ├── ConfigError          an option of Runtime or of a call is wrong: fix the argument     (also ValueError)
+    ├── ModelError           the model cannot be served
+    │   ├── ModelNotFound    no such model here: the message says where it was looked for
+    │   ├── ModelRefused     it loads, but serving it from a cache would not be exact: choose another
+    │   └── DownloadFailed   the model could not be fetched: the message says what to fetch by hand
+    ├── RequestError         this call can never work as it is: shrink or change it           (also ValueError)
+    │   ├── ContextOverflow  prompt + max_tokens is longer than the model's context
+    │   ├── PromptTooLarge   prompt + max_tokens needs more pages than the whole pool has
+    │   └── ContentUnsupported   a message holds something that is not text
+    ├── CapacityError        no room now: try again later, or close something
+    │   ├── QueueFull        too many calls are waiting
+    │   └── OutOfPages       the pool has no page that may be taken
+    ├── EngineFailed         the engine's thread died: open a new Runtime
+    └── RuntimeClosed        the runtime was closed: open a new Runtime
+
+Plain misuse of a function (a negative count, a list where a number belongs) raises ValueError or TypeError.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgentKVError",
+    "CapacityError",
+    "ConfigError",
+    "ContentUnsupported",
+    "ContextOverflow",
+    "DownloadFailed",
+    "EngineFailed",
+    "ModelError",
+    "ModelNotFound",
+    "ModelRefused",
+    "OutOfPages",
+    "PromptTooLarge",
+    "QueueFull",
+    "RequestError",
+    "RuntimeClosed",
+]
+
+
+class AgentKVError(Exception):
+    """Root of every error that agentkv raises on purpose."""
+
+
+class ConfigError(AgentKVError, ValueError):
+    """An option is unknown, out of range, or does not go with another one."""
+
+
+class ModelError(AgentKVError):
+    """The model cannot be served."""
+
+
+class ModelNotFound(ModelError):
+    """Nothing by that name: neither built in, nor a folder or file here, nor to be had from a hub."""
+
+
+class ModelRefused(ModelError):
+    """The model was understood, and serving it over cached pages would not be exact."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"{model} cannot be served from a prefix cache: {reason}")
+        self.model = model
+        self.reason = reason
+
+
+class DownloadFailed(ModelError):
+    """Fetching a model failed; nothing half-made was left behind."""
+
+
+class RequestError(AgentKVError, ValueError):
+    """This call can never be served as it stands."""
+
+
+class ContextOverflow(RequestError):
+    """prompt_tokens + max_tokens exceeds the context limit. All figures are in tokens."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together "
+            f"{prompt_tokens + max_tokens}; the context holds {limit}. Shorten the prompt or lower max_tokens."
+        )
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.limit = limit
+
+
+class PromptTooLarge(RequestError):
+    """The call needs more pages than the whole pool has. Figures are in pages."""
+
+    def __init__(self, needed: int, usable: int, page_size: int) -> None:
+        super().__init__(
+            f"prompt and max_tokens together need {needed} pages of {page_size} tokens; the whole pool has {usable}. "
+            f"Shorten the call, or open the Runtime with more memory= or num_pages=."
+        )
+        self.needed = needed
+        self.usable = usable
+        self.page_size = page_size
+
+
+class ContentUnsupported(RequestError):
+    """A message part is of a kind that this model or version cannot read."""
+
+
+class CapacityError(AgentKVError):
+    """No room at the moment; the same call may work later."""
+
+
+class QueueFull(CapacityError):
+    """As many calls are waiting as max_queue allows, and on_full="raise" was asked for."""
+
+    def __init__(self, waiting: int, limit: int) -> None:
+        super().__init__(
+            f"{waiting} calls are waiting and max_queue is {limit}. Try again later, or open the Runtime with "
+            f'on_full="wait" or a larger max_queue.'
+        )
+        self.waiting = waiting
+        self.limit = limit
+
+
+class OutOfPages(CapacityError):
+    """Pages were wanted and could not be had, even by eviction. Figures are in pages."""
+
+    def __init__(self, needed: int, free: int, evictable: int, pinned: int) -> None:
+        super().__init__(
+            f"{needed} pages needed; {free} free, {evictable} evictable, {pinned} pinned. "
+            f"Wait for running calls to end, unpin something, or give the Runtime more memory."
+        )
+        self.needed = needed
+        self.free = free
+        self.evictable = evictable
+        self.pinned = pinned
+
+
+class EngineFailed(AgentKVError):
+    """The engine's thread died of the error in __cause__; nothing more can be served by this Runtime."""
+
+
+class RuntimeClosed(AgentKVError):
+    """The runtime was closed before or during this call."""
