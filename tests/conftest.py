@@ -1,0 +1,42 @@
+"""What every test starts from: no network, repeatable threads, one place where shared data is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Set before any test module imports transformers or a hub client, which read these once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# One thread adds up in one order, so a result repeats to the last bit; models this small gain nothing from more.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Deadlines measure the machine, not the code. In CI the examples are the same each time: red means a change.
+settings.register_profile("default", deadline=None)
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder that AGENTKV_DATA names, with agents/, templates/ and traces/."""
+    named = os.environ.get("AGENTKV_DATA")
+    if not named:
+        pytest.skip("AGENTKV_DATA is not set: it names the folder with agents/, templates/ and traces/")
+    folder = Path(named)
+    if not folder.is_dir():
+        pytest.skip(f"AGENTKV_DATA names {named}, which is no folder")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_data_without_its_mark(request: pytest.FixtureRequest) -> None:
+    if "shared_data" in request.fixturenames and not request.node.get_closest_marker("shared_data"):
+        pytest.fail("a test that takes shared_data is marked @pytest.mark.shared_data")
