@@ -1,0 +1,154 @@
+"""Penalties and filters on logits, row by row as transformers' own logits processors, for a mixed batch at once.
+
+The order is that of transformers' `GenerationMixin._get_logits_processor`:
+
+    repetition penalty → presence and frequency penalties → mask → temperature → top_k → top_p → min_p
+
+Each stage touches only the rows that ask for it, so what a row gets never depends on its neighbours. Presence and
+frequency penalties, which transformers lacks, follow the OpenAI API: logit - presence * (count > 0) - frequency * count,
+where count is over generated tokens only. All in fp32. On CUDA, transformers divides by a scalar temperature, which
+torch turns into a product with its inverse; here rows differ, so the quotient is exact, and can be one ulp away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from agentkv.sampling.errors import GrammarDeadEnd
+from agentkv.sampling.state import SamplingState
+from agentkv.sampling_params import SamplingParams
+
+__all__ = ["apply_masks", "process_logits"]
+
+_NEVER = float("-inf")
+
+
+def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    """Scores [n, vocab] in fp32, filtered tokens at -inf; `logits` [n, vocab] of any float dtype is not changed.
+
+    A greedy row gets penalties and its mask only. Raises what a mask raises; `sample` confines that to its row.
+    Costs O(vocab) per row and stage, top_p a sort.
+    """
+    if logits.shape[0] != len(states) or logits.dim() != 2:
+        raise ValueError(f"logits must be [{len(states)}, vocab] for {len(states)} states, got {tuple(logits.shape)}")
+    scores = logits.to(torch.float32, copy=True)
+    penalise(scores, states)
+    failures = apply_masks(scores, states)
+    for error in failures.values():
+        raise error
+    return filter_scores(scores, [state.params for state in states])
+
+
+def penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
+    """Apply repetition, presence and frequency penalties in place. O(distinct tokens seen) per row that has them."""
+    for row, state in enumerate(states):
+        params = state.params
+        if params.repetition_penalty != 1.0 and state.seen_token_ids:
+            # The tensor borrows the array's buffer, which cannot grow meanwhile: the copy ends the loan here.
+            seen = torch.frombuffer(state.seen_token_ids, dtype=torch.int64).clone()
+            seen = _in_vocab(seen, scores).to(scores.device)
+            values = scores[row, seen]
+            penalty = params.repetition_penalty
+            scores[row, seen] = torch.where(values < 0, values * penalty, values / penalty)
+        if state.output_counts and (params.presence_penalty or params.frequency_penalty):
+            ids = torch.tensor(list(state.output_counts), dtype=torch.int64)
+            counts = torch.tensor(list(state.output_counts.values()), dtype=torch.float32)
+            counts = counts[ids < scores.shape[1]].to(scores.device)
+            ids = _in_vocab(ids, scores).to(scores.device)
+            penalties = params.presence_penalty + params.frequency_penalty * counts
+            scores[row, ids] -= penalties
+
+
+def apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Exception]:
+    """Set what each row's mask forbids to -inf, in place; the errors of the rows whose mask fails, by row."""
+    failures: dict[int, Exception] = {}
+    for row, state in enumerate(states):
+        if state.mask is None:
+            continue
+        try:
+            allowed = state.mask.allowed(state.output_token_ids)
+            if allowed is None:
+                continue
+            if allowed.dtype != torch.bool or allowed.shape != scores.shape[1:]:
+                raise ValueError(
+                    f"a mask must be a bool tensor [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}"
+                )
+            scores[row].masked_fill_(~allowed.to(scores.device), _NEVER)
+            if scores[row].max().item() == _NEVER:
+                raise GrammarDeadEnd(
+                    f"after {len(state.output_token_ids)} output tokens the mask allows {int(allowed.sum())} of "
+                    f"{allowed.shape[0]} tokens, and the model none of those. Loosen the grammar, or end it here."
+                )
+        except Exception as error:  # whatever a mask raises belongs to its own request
+            failures[row] = error
+    return failures
+
+
+def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Temperature, top_k, top_p and min_p for the rows that sample; scores [n, vocab] fp32 is overwritten."""
+    _on_rows(scores, params, lambda p: p.temperature != 1.0, _divide_by_temperature)
+    _on_rows(scores, params, lambda p: p.top_k > 0, _keep_top_k)
+    _on_rows(scores, params, lambda p: p.top_p < 1.0, _keep_top_p)
+    _on_rows(scores, params, lambda p: p.min_p > 0.0, _keep_min_p)
+    return scores
+
+
+def _on_rows(
+    scores: Tensor,
+    params: Sequence[SamplingParams],
+    wants: Callable[[SamplingParams], bool],
+    stage: Callable[[Tensor, list[SamplingParams]], Tensor],
+) -> None:
+    """Write `stage` of the sampling rows that want it back into scores."""
+    rows = [row for row, p in enumerate(params) if not p.greedy and wants(p)]
+    if not rows:
+        return
+    chosen = [params[row] for row in rows]
+    if len(rows) == scores.shape[0]:
+        scores.copy_(stage(scores, chosen))
+    else:
+        index = torch.tensor(rows, device=scores.device)
+        scores.index_copy_(0, index, stage(scores.index_select(0, index), chosen))
+
+
+def _divide_by_temperature(scores: Tensor, params: list[SamplingParams]) -> Tensor:
+    return scores / _column([p.temperature for p in params], scores)
+
+
+def _keep_top_k(scores: Tensor, params: list[SamplingParams]) -> Tensor:
+    """Every token at least as likely as the k-th one stays, so equals at the edge all stay (TopKLogitsWarper)."""
+    ks = [min(p.top_k, scores.shape[1]) for p in params]
+    best = scores.topk(max(ks)).values
+    edge = best.gather(1, torch.tensor(ks, device=scores.device).unsqueeze(1) - 1)
+    return scores.masked_fill(scores < edge, _NEVER)
+
+
+def _keep_top_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
+    """From the least likely up, tokens whose running sum is within 1 - top_p leave; the best stays (TopPLogitsWarper).
+
+    Among equals at the edge the sort decides, as it does there: the same call on the same values.
+    """
+    ascending, order = scores.sort(dim=-1, descending=False)
+    removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= _column([1 - p.top_p for p in params], scores)
+    removed[:, -1] = False
+    return scores.masked_fill(removed.scatter(1, order, removed), _NEVER)
+
+
+def _keep_min_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
+    """Tokens less likely than min_p times the most likely one leave (MinPLogitsWarper)."""
+    probs = scores.softmax(dim=-1)
+    floor = _column([p.min_p for p in params], scores) * probs.amax(dim=-1, keepdim=True)
+    return scores.masked_fill(probs < floor, _NEVER)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    """[n, 1] in fp32: the rounding that a Python number gets when it meets an fp32 tensor."""
+    return torch.tensor(values, dtype=torch.float32, device=like.device).unsqueeze(1)
+
+
+def _in_vocab(ids: Tensor, scores: Tensor) -> Tensor:
+    """Ids past the logits' end (an embedding may be larger than the head) cannot be drawn, so they are left out."""
+    return ids[ids < scores.shape[1]]
