@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -69,7 +71,7 @@ def test_equal_arguments_give_equal_weights_and_other_seeds_give_others(kind: st
         ("gpt_oss", {"layer_types": ["full_attention"] * 4}),
     ],
 )
-def test_windows_and_softcaps_have_an_effect(kind: str, without: dict[str, object]) -> None:
+def test_windows_and_softcaps_have_an_effect(kind: str, without: dict[str, Any]) -> None:
     assert changed(logits(tiny_model(kind), prompt(2)), logits(tiny_model(kind, **without), prompt(2)))
 
 

@@ -230,13 +230,14 @@ def tiny_model(kind: str, *, seed: int = 0, **config_overrides: Any) -> PreTrain
         torch.manual_seed(seed)
         model = model_class(tiny_config(kind, **config_overrides))
         _draw_weights(model, seed)
-    return model.eval().requires_grad_(False)
+    model.train(False).requires_grad_(False)
+    return model
 
 
 def greedy(model: PreTrainedModel, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
     """What plain transformers writes next, greedily, with its own cache: the ids after the prompt."""
     input_ids = torch.tensor([prompt_token_ids])
-    output = model.generate(
+    output = model.generate(  # type: ignore[operator]  # the mixin's method is typed as a buffer
         input_ids,
         attention_mask=torch.ones_like(input_ids),
         max_new_tokens=num_tokens,
@@ -263,8 +264,8 @@ def _draw_weights(model: PreTrainedModel, seed: int) -> None:
     """Draw every weight anew so that what is read from the context decides the next token.
 
     A matrix gets std = gain / sqrt(inputs). A gain of 2 makes attention pick single tokens instead of
-    averaging; what attention adds to the residual stream gets 4, for else a tied head repeats the token it has
-    just read. Where a norm follows the matrix the gain has no effect, so there the norm's own weight is raised instead.
+    averaging; what attention adds to the residual stream gets 4, for else a tied head repeats the token it
+    has just read. Where a norm follows the matrix the gain is lost, so there the norm's own weight is raised.
     Biases, sinks and norm weights are drawn too: zeros and ones would hide that they are read at all.
     """
     generator = torch.Generator().manual_seed(seed + 1)
