@@ -1,7 +1,8 @@
 """How one call wants its tokens drawn, when it ends, and what it reports: plain, frozen, checked where it is made.
 
-Names and meanings follow transformers' `GenerationConfig` (temperature, top_k, top_p, min_p, repetition_penalty)
-and the OpenAI API (presence_penalty, frequency_penalty, seed, stop, logprobs). No torch here.
+Names and meanings follow transformers' `GenerationConfig` (temperature, top_k, top_p, min_p,
+repetition_penalty) and the OpenAI API (presence_penalty, frequency_penalty, seed, stop, logprobs). No torch
+here.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class SamplingParams:
         unknown = [name for name in kwargs if name not in known]
         if unknown:
             raise TypeError("; ".join(_describe_unknown(name, known) for name in unknown))
-        base: Mapping[str, Any] = {} if defaults is None else {name: getattr(defaults, name) for name in known}
+        base: Mapping[str, Any] = (
+            {} if defaults is None else {name: getattr(defaults, name) for name in known}
+        )
         return cls(**{**base, **kwargs})
 
     @property
@@ -148,7 +151,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         if not isinstance(string, str):
             raise TypeError(f"stop must hold strings only, got {string!r}")
         if not string:
-            raise ValueError(f"stop must not hold an empty string, which would end every text at once; got {stop!r}")
+            raise ValueError(
+                f"stop must not hold an empty string, which would end every text at once; got {stop!r}"
+            )
     return tuple(dict.fromkeys(strings))
 
 

@@ -1,13 +1,14 @@
-"""Penalties and filters on logits, row by row as transformers' own logits processors, for a mixed batch at once.
+"""Penalties and filters on logits: per row what transformers' own processors do, for a mixed batch at once.
 
 The order is that of transformers' `GenerationMixin._get_logits_processor`:
 
     repetition penalty → presence and frequency penalties → mask → temperature → top_k → top_p → min_p
 
-Each stage touches only the rows that ask for it, so what a row gets never depends on its neighbours. Presence and
-frequency penalties, which transformers lacks, follow the OpenAI API: logit - presence * (count > 0) - frequency * count,
-where count is over generated tokens only. All in fp32. On CUDA, transformers divides by a scalar temperature, which
-torch turns into a product with its inverse; here rows differ, so the quotient is exact, and can be one ulp away.
+Each stage touches only the rows that ask for it, so what a row gets never depends on its neighbours. Presence
+and frequency penalties, which transformers lacks, follow the OpenAI API: logit - presence * (count > 0) -
+frequency * count, where count is over generated tokens only. All in fp32. On CUDA, transformers divides by a
+scalar temperature, which torch turns into a product with its inverse; here rows differ, so the quotient is
+exact, and can be one ulp away.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _NEVER = float("-inf")
 
 
 def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-    """Scores [n, vocab] in fp32, filtered tokens at -inf; `logits` [n, vocab] of any float dtype is not changed.
+    """Scores [n, vocab] in fp32, filtered tokens at -inf; `logits`, of any float dtype, is not changed.
 
-    A greedy row gets penalties and its mask only. Raises what a mask raises; `sample` confines that to its row.
-    Costs O(vocab) per row and stage, top_p a sort.
+    A greedy row gets penalties and its mask only. Raises what a mask raises; `sample` confines that to its
+    row. Costs O(vocab) per row and stage, top_p a sort.
     """
-    if logits.shape[0] != len(states) or logits.dim() != 2:
-        raise ValueError(f"logits must be [{len(states)}, vocab] for {len(states)} states, got {tuple(logits.shape)}")
+    if logits.dim() != 2 or logits.shape[0] != len(states):
+        raise ValueError(f"{len(states)} states need logits [{len(states)}, vocab], got {list(logits.shape)}")
     scores = logits.to(torch.float32, copy=True)
     penalise(scores, states)
     failures = apply_masks(scores, states)
@@ -43,7 +44,7 @@ def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
-    """Apply repetition, presence and frequency penalties in place. O(distinct tokens seen) per row that has them."""
+    """Repetition, presence and frequency penalties, in place. O(distinct tokens seen) per row that has them."""
     for row, state in enumerate(states):
         params = state.params
         if params.repetition_penalty != 1.0 and state.seen_token_ids:
@@ -74,13 +75,13 @@ def apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Ex
                 continue
             if allowed.dtype != torch.bool or allowed.shape != scores.shape[1:]:
                 raise ValueError(
-                    f"a mask must be a bool tensor [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}"
+                    f"a mask must be torch.bool [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}"
                 )
             scores[row].masked_fill_(~allowed.to(scores.device), _NEVER)
             if scores[row].max().item() == _NEVER:
                 raise GrammarDeadEnd(
-                    f"after {len(state.output_token_ids)} output tokens the mask allows {int(allowed.sum())} of "
-                    f"{allowed.shape[0]} tokens, and the model none of those. Loosen the grammar, or end it here."
+                    f"a token was wanted after {len(state.output_token_ids)} output tokens; the mask allows "
+                    f"{int(allowed.sum())} of {allowed.shape[0]}, and the model none of those. Loosen the grammar."
                 )
         except Exception as error:  # whatever a mask raises belongs to its own request
             failures[row] = error
@@ -119,7 +120,7 @@ def _divide_by_temperature(scores: Tensor, params: list[SamplingParams]) -> Tens
 
 
 def _keep_top_k(scores: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Every token at least as likely as the k-th one stays, so equals at the edge all stay (TopKLogitsWarper)."""
+    """All tokens as likely as the k-th one stay, so equals at the edge all do (TopKLogitsWarper)."""
     ks = [min(p.top_k, scores.shape[1]) for p in params]
     best = scores.topk(max(ks)).values
     edge = best.gather(1, torch.tensor(ks, device=scores.device).unsqueeze(1) - 1)
@@ -127,9 +128,9 @@ def _keep_top_k(scores: Tensor, params: list[SamplingParams]) -> Tensor:
 
 
 def _keep_top_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
-    """From the least likely up, tokens whose running sum is within 1 - top_p leave; the best stays (TopPLogitsWarper).
+    """From the least likely up, tokens leave while their sum is within 1 - top_p (TopPLogitsWarper).
 
-    Among equals at the edge the sort decides, as it does there: the same call on the same values.
+    The likeliest always stays. Among equals at the edge the sort decides, as there: it is the same call.
     """
     ascending, order = scores.sort(dim=-1, descending=False)
     removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= _column([1 - p.top_p for p in params], scores)
@@ -150,5 +151,5 @@ def _column(values: list[float], like: Tensor) -> Tensor:
 
 
 def _in_vocab(ids: Tensor, scores: Tensor) -> Tensor:
-    """Ids past the logits' end (an embedding may be larger than the head) cannot be drawn, so they are left out."""
+    """Ids past the end of the logits (an embedding may be larger than the head) have no score to change."""
     return ids[ids < scores.shape[1]]

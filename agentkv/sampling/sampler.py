@@ -30,13 +30,16 @@ class Sampled:
 def sample(logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
     """Choose a token for each of n rows of `logits` [n, vocab], any float dtype, which is not changed.
 
-    States are read, not advanced: the caller appends the tokens it takes. Rows that need only the argmax share one
-    reduction; the others are copied to fp32, processed together, and drawn by inverse CDF at `state.uniform()`, so
-    the token depends on the row's logits, its settings and (seed, position), not on the batch. A row with NaN, +inf
-    or nothing possible, or whose mask fails, is reported in `failures`; the rest of the batch is unharmed.
+    States are read, not advanced: the caller appends the tokens it takes. Rows that need only the argmax
+    share one reduction; the others are copied to fp32, processed together, and drawn by inverse CDF at
+    `state.uniform()`, so the token depends on the row's logits, its settings and (seed, position), not on the
+    batch. A row with NaN, +inf or nothing possible, or whose mask fails, is reported in `failures`; the rest
+    of the batch is unharmed.
     """
     if logits.dim() != 2 or logits.shape[0] != len(states):
-        raise ValueError(f"logits must be [{len(states)}, vocab] for {len(states)} states, got {tuple(logits.shape)}")
+        raise ValueError(
+            f"logits must be [{len(states)}, vocab] for {len(states)} states, got {tuple(logits.shape)}"
+        )
     if not states:
         return Sampled([], [], {})
     # One pass gives the greedy token and the verdict: NaN and +inf win a maximum, -inf only when nothing else is there.
@@ -85,8 +88,8 @@ def _sample_slow(
 def draw(scores: Tensor, uniforms: Sequence[float]) -> list[int]:
     """Invert each row's cumulative distribution at its uniform number; scores [n, vocab] fp32, -inf never drawn.
 
-    Summed in float64: over 150k tokens a running fp32 sum loses the unlikely ones. The first index whose sum is
-    greater than the target is taken, so a token of probability 0, which adds nothing, can never be it.
+    Summed in float64: over 150k tokens a running fp32 sum loses the unlikely ones. The first index whose sum
+    is greater than the target is taken, so a token of probability 0, which adds nothing, can never be it.
     """
     cumulative = scores.softmax(dim=-1).to(torch.float64).cumsum(dim=-1)
     column = torch.tensor(uniforms, dtype=torch.float64, device=scores.device).unsqueeze(1)
@@ -98,8 +101,8 @@ def draw(scores: Tensor, uniforms: Sequence[float]) -> list[int]:
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
     """The log-probability of each next token under the row before it, with the `top` most likely alternatives.
 
-    logits [m, vocab], any float dtype; row i predicts next_token_ids[i]. Works in blocks of 256 rows, so that the
-    fp32 copy stays small beside the logits.
+    logits [m, vocab], any float dtype; row i predicts next_token_ids[i]. Works in blocks of 256 rows, so that
+    the fp32 copy stays small beside the logits.
     """
     if logits.dim() != 2 or logits.shape[0] != len(next_token_ids):
         raise ValueError(
@@ -143,8 +146,8 @@ def _logprobs(logits: Tensor, token_ids: list[int], tops: list[int]) -> list[Tok
 def _most_likely(row: Tensor, top: int) -> tuple[tuple[int, float], ...]:
     """The `top` likeliest (token_id, logprob) of one row; among equals the lower ids.
 
-    topk alone picks among equals as it likes, and bf16 logits are full of equals: so it only finds the edge, and
-    the few tokens from there up are put in order.
+    topk alone picks among equals as it likes, and bf16 logits are full of equals: so it only finds the edge,
+    and the few tokens from there up are put in order.
     """
     top = min(top, row.shape[0])
     if top == 0:

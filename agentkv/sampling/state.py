@@ -32,8 +32,8 @@ class TokenMask(Protocol):
 class SamplingState:
     """One per sequence of a request, alive from admission to the end; preemption need not touch it.
 
-    Everything is a function of (params, seed, choice, prompt and output ids), so a state made anew from the ids
-    continues exactly where the old one stood. `append` each token that is taken: `sample` only looks.
+    Everything is a function of (params, seed, choice, prompt and output ids), so a state made anew from the
+    ids continues exactly where the old one stood. `append` each token that is taken: `sample` only looks.
 
     seed    of the draws: params.seed, or where that is None a fresh one, which a remade state must be given
     choice  which of the n answers of one call this is; each draws from a stream of its own
