@@ -1,0 +1,406 @@
+"""What every operation of the tree is made of: nodes hung in and taken out, splits, holds, and the counters of it."""
+
+from __future__ import annotations
+
+from array import array
+
+from .children import Children
+from .errors import HoldError
+from .events import Event, EventKind, Listener
+from .hashing import HashPage, chain_hashes, root_hash
+from .leaves import Leaves
+from .node import Match, Node, Partial
+from .policy import Policy
+from .tokens import TOKEN_BYTES, common_tokens, equal_pages
+
+__all__ = ["Structure"]
+
+
+class Structure:
+    """Roots, nodes and holds, with the counters always right and the evictable leaves always filed.
+
+    Two rules stand over all of it. A hold counts on every node from where it stands up to the root, so a count of
+    zero says that nothing below is held either, and a parent is never less held than a child. And a split leaves
+    the lower half its identity, so a hold, a match or a policy's note on a node stays true: the upper half is new
+    and inherits all counts, since every hold below it passes through it.
+    """
+
+    def __init__(
+        self, page_size: int, policy: Policy, listener: Listener | None, hash_page: HashPage
+    ) -> None:
+        self.page_size = page_size
+        self._page_bytes = TOKEN_BYTES * page_size
+        self._hash = hash_page
+        self._listener = listener
+        self._roots: dict[bytes, Node] = {}
+        self._leaves = Leaves(policy.key)
+        self._on_hit = getattr(policy, "on_hit", None)
+        self._on_insert = getattr(policy, "on_insert", None)
+        self._on_evict = getattr(policy, "on_evict", None)
+        self._spare = getattr(policy, "spare", None)
+        self._clock = 0
+        self._serial = 0
+        self._num_pages = 0
+        self._num_nodes = 0
+        self._num_leaves = 0
+        self._num_locked = 0
+        self._num_pinned = 0
+        self._num_held = 0
+        """Pages of nodes with a lock or a pin; the others are evictable."""
+
+    # ---- looking ----
+
+    def _descend(self, node: Node, packed: bytes, offset: int, limit: int) -> tuple[Node, int, int]:
+        """Follow whole pages of `packed[offset:limit]` down from the end of `node`, changing nothing.
+
+        Returns the node that holds the last matched page, how many of its pages matched, and the offset behind
+        them. Costs, for each node: one hash of a page, one dict access, one memcmp of the edge.
+        """
+        page_bytes, hash_page = self._page_bytes, self._hash
+        pages = len(node.page_ids)
+        while limit - offset >= page_bytes and (children := node.children) is not None:
+            page = packed[offset : offset + page_bytes]
+            child = children.find(hash_page(node.page_hashes[-1] + page), page)
+            if child is None:
+                break
+            node, edge = child, child.tokens
+            pages = len(node.page_ids)
+            if len(edge) > limit - offset or not packed.startswith(edge, offset):
+                pages = equal_pages(edge, packed, offset, limit, page_bytes)
+                return node, pages, offset + pages * page_bytes
+            offset += len(edge)
+        return node, pages, offset
+
+    def _nearest_page(self, node: Node, pages: int, packed: bytes, offset: int, limit: int) -> Partial | None:
+        """The page behind page `pages` of `node` that shares the most tokens with `packed[offset:limit]`."""
+        rest = packed[offset : min(offset + self._page_bytes - TOKEN_BYTES, limit)]
+        if not rest:
+            return None
+        if pages < len(node.page_ids):
+            source, index = node, pages
+            start = pages * self._page_bytes
+            shared = common_tokens(rest, bytes(node.tokens[start : start + len(rest)]))
+        elif node.children is not None:
+            index = 0
+            source, shared = node.children.nearest(rest)
+        else:
+            return None
+        if not shared:
+            return None
+        return Partial(source.page_ids[index], shared, source, offset // TOKEN_BYTES, source.depth + index)
+
+    # ---- nodes ----
+
+    def _new_root(self, namespace: bytes) -> Node:
+        """A root that is not registered: what a match in an unknown namespace stands on."""
+        self._serial += 1
+        hashes = [root_hash(namespace, hash_page=self._hash)]
+        return Node(
+            namespace=namespace,
+            serial=self._serial,
+            parent=None,
+            tokens=bytearray(),
+            page_ids=array("i"),
+            page_hashes=hashes,
+            head=b"",
+            now=self._clock,
+        )
+
+    def _root(self, namespace: bytes) -> Node:
+        """The registered root of a namespace, made where there is none."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = self._new_root(namespace)
+        return root
+
+    def _attach(
+        self, parent: Node, tokens: bytes, page_ids: array[int], owner: str | None, *, is_tail: bool = False
+    ) -> Node:
+        """Hang a new leaf, which nobody holds, below `parent`; it is filed by the caller once its holds are known."""
+        self._serial += 1
+        node = Node(
+            namespace=parent.namespace,
+            serial=self._serial,
+            parent=parent,
+            tokens=bytearray(tokens),
+            page_ids=page_ids,
+            page_hashes=chain_hashes(parent.page_hashes[-1], tokens, self._page_bytes, self._hash),
+            head=tokens[: self._page_bytes],
+            now=self._clock,
+            is_tail=is_tail,
+        )
+        if parent.children is None:
+            parent.children = Children(node)
+            if parent.parent is not None:
+                self._num_leaves -= 1
+            if parent.key is not None:
+                self._leaves.remove(parent)
+        else:
+            parent.children.add(node)
+        self._num_nodes += 1
+        self._num_leaves += 1
+        self._num_pages += len(page_ids)
+        if owner is not None:
+            node.add_owner(owner)
+        self._raise_reach(node)
+        if self._on_insert is not None:
+            self._on_insert(node)
+        return node
+
+    def _detach(self, node: Node) -> None:
+        """Take a leaf that nobody holds out of the tree; its parent may become a leaf, or an empty root that goes."""
+        parent = node.parent
+        assert parent is not None and node.children is None and not node.is_held, f"{node} must stay"
+        if node.key is not None:
+            self._leaves.remove(node)
+        node.alive = False
+        self._num_nodes -= 1
+        self._num_leaves -= 1
+        self._num_pages -= len(node.page_ids)
+        assert parent.children is not None
+        if parent.children.count > 1:
+            parent.children.remove(node)
+            return
+        parent.children = None
+        if parent.parent is not None:
+            self._num_leaves += 1
+        if not parent.is_held:
+            self._settle(parent)
+
+    def _split(self, node: Node, pages: int, cause: str) -> Node:
+        """Cut `node` behind `pages` of its pages and return the upper half, which is new. O(pages of the edge)."""
+        parent, cut = node.parent, pages * self._page_bytes
+        assert parent is not None and parent.children is not None and 0 < pages < len(node.page_ids)
+        self._serial += 1
+        upper = Node(
+            namespace=node.namespace,
+            serial=self._serial,
+            parent=parent,
+            tokens=node.tokens[:cut],
+            page_ids=node.page_ids[:pages],
+            page_hashes=node.page_hashes[:pages],
+            head=node.head,
+            now=node.last_access,
+        )
+        for field in (
+            "created",
+            "hits",
+            "owners",
+            "priority",
+            "expires",
+            "superseded",
+            "lock_ref",
+            "pin_ref",
+            "reach",
+        ):
+            setattr(upper, field, getattr(node, field))
+        parent.children.replace(node, upper)
+        del node.tokens[:cut], node.page_ids[:pages], node.page_hashes[:pages]
+        node.parent = upper
+        node.head = bytes(node.tokens[: self._page_bytes])
+        node.start = upper.end
+        node.depth += pages
+        upper.children = Children(node)
+        self._num_nodes += 1
+        if self._listener is not None:
+            self._emit_run("split", upper, 0, cause, None)
+        return upper
+
+    def _raise_reach(self, node: Node) -> None:
+        """Tell the ancestors how far a path through them goes now. O(depth), and less where they knew."""
+        end = node.end
+        walk: Node | None = node
+        while walk is not None and (walk.reach < end or walk is node):
+            walk.reach = max(walk.reach, end)
+            walk = walk.parent
+
+    # ---- holds ----
+
+    def _add_lock(self, node: Node, above: Node | None = None) -> None:
+        """One lock on every node from `node` up to below `above` (None: the root included). O(nodes)."""
+        walk: Node | None = node
+        while walk is not None and walk is not above:
+            if not walk.lock_ref:
+                self._num_locked += len(walk.page_ids)
+                if not walk.pin_ref:
+                    self._become_held(walk)
+            walk.lock_ref += 1
+            walk = walk.parent
+
+    def _add_pin(self, node: Node) -> None:
+        walk: Node | None = node
+        while walk is not None:
+            if not walk.pin_ref:
+                self._num_pinned += len(walk.page_ids)
+                if not walk.lock_ref:
+                    self._become_held(walk)
+            walk.pin_ref += 1
+            walk = walk.parent
+
+    def _drop_lock(self, node: Node) -> list[int]:
+        """Take one lock off the path; returns the page of a covered tail that went with its last hold."""
+        walk: Node | None = node
+        while walk is not None:
+            walk.lock_ref -= 1
+            if not walk.lock_ref:
+                self._num_locked -= len(walk.page_ids)
+                if not walk.pin_ref:
+                    self._num_held -= len(walk.page_ids)
+            walk = walk.parent
+        return self._settle(node)
+
+    def _drop_pin(self, node: Node) -> list[int]:
+        walk: Node | None = node
+        while walk is not None:
+            walk.pin_ref -= 1
+            if not walk.pin_ref:
+                self._num_pinned -= len(walk.page_ids)
+                if not walk.lock_ref:
+                    self._num_held -= len(walk.page_ids)
+            walk = walk.parent
+        return self._settle(node)
+
+    def _become_held(self, node: Node) -> None:
+        self._num_held += len(node.page_ids)
+        if node.key is not None:
+            self._leaves.remove(node)
+
+    def _settle(self, node: Node) -> list[int]:
+        """Find the place of a node that may have lost its last hold or child: filed, dropped, or left as it is.
+
+        Only the node where a hold stood can become evictable by its end: the nodes above have a child.
+        """
+        if node.is_held or node.children is not None:
+            return []
+        if node.parent is None:
+            self._roots.pop(node.namespace, None)
+            node.alive = False
+            return []
+        if node.is_tail and self._is_covered(node):
+            return self._drop_tail(node)
+        self._leaves.file(node)
+        return []
+
+    def _require_hold(self, count: int, node: Node, kind: str) -> None:
+        if not count:
+            raise HoldError(f"{node} has no {kind}: it was released already, or never taken")
+
+    def _stamp(self, node: Node) -> None:
+        """The path down to `node` is in use at this tick. O(nodes)."""
+        now = self._tick()
+        walk: Node | None = node
+        while walk is not None:
+            walk.last_access = now
+            walk = walk.parent
+
+    def _hit(self, node: Node, owner: str | None) -> None:
+        """Note on the path that a call uses it, and tell the policy. O(nodes)."""
+        now, on_hit = self._tick(), self._on_hit
+        walk = node
+        while walk.parent is not None:
+            walk.last_access = now
+            walk.hits += 1
+            walk.superseded = False
+            if owner is not None:
+                walk.add_owner(owner)
+            if on_hit is not None:
+                on_hit(walk)
+            walk = walk.parent
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    # ---- tails ----
+
+    def _is_covered(self, tail: Node) -> bool:
+        assert tail.parent is not None and tail.parent.children is not None
+        return tail.parent.children.covers(tail.head, besides=tail)
+
+    def _drop_tail(self, tail: Node) -> list[int]:
+        """Take out a tail that nobody holds, since a sibling begins with it."""
+        if self._listener is not None:
+            self._emit_run("evicted", tail, 0, "covered", None)
+        self._detach(tail)
+        return list(tail.page_ids)
+
+    def _cover_tails(self, node: Node) -> list[int]:
+        """Drop the sibling tail that the new `node` begins with; a held one stays until its last hold ends.
+
+        One is all there can be: of two tails that are prefixes of `node`, the shorter is a prefix of the longer,
+        so it was dropped when that came, or is held.
+        """
+        assert node.parent is not None and node.parent.children is not None
+        tail = node.parent.children.prefix_tail(node.head)
+        return self._drop_tail(tail) if tail is not None and not tail.is_held else []
+
+    # ---- telling the listener (called only where there is one) ----
+
+    def _emit_run(self, kind: EventKind, node: Node, first: int, cause: str, owner: str | None) -> None:
+        """Tell of the pages of `node` from its page `first` on. Copies them."""
+        if first:
+            parent_hash = node.page_hashes[first - 1]
+        else:
+            assert node.parent is not None, "a root has no pages to tell of"
+            parent_hash = node.parent.page_hashes[-1]
+        self._emit(
+            Event(
+                kind=kind,
+                namespace=node.namespace,
+                parent_hash=parent_hash,
+                start=node.start + first * self.page_size,
+                token_ids=bytes(node.tokens[first * self._page_bytes :]),
+                page_ids=tuple(node.page_ids[first:]),
+                page_hashes=tuple(node.page_hashes[first:]),
+                cause=cause,
+                owner=owner,
+                reach=node.reach,
+            )
+        )
+
+    def _emit_path(self, match: Match, node: Node, owner: str | None) -> None:
+        """Tell of a hit: one run from the root to the end of `node`. Copies the whole prefix."""
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        root, *nodes = reversed(path)
+        self._emit(
+            Event(
+                kind="hit",
+                namespace=node.namespace,
+                parent_hash=root.page_hashes[-1],
+                start=0,
+                token_ids=b"".join(each.tokens for each in nodes),
+                page_ids=tuple(match.page_ids),
+                page_hashes=tuple(page_hash for each in nodes for page_hash in each.page_hashes),
+                cause="lock",
+                owner=owner,
+                reach=node.reach,
+            )
+        )
+
+    def _emit_copy(self, partial: Partial, node: Node, owner: str | None) -> None:
+        """Tell of a hit inside a page: the shared tokens, and the page that they are copied from."""
+        index = partial.page_index - node.depth
+        shared = index * self._page_bytes
+        parent_hash = (
+            node.page_hashes[index - 1] if index else node.parent.page_hashes[-1] if node.parent else b""
+        )
+        self._emit(
+            Event(
+                kind="hit",
+                namespace=node.namespace,
+                parent_hash=parent_hash,
+                start=partial.start,
+                token_ids=bytes(node.tokens[shared : shared + TOKEN_BYTES * partial.num_tokens]),
+                page_ids=(partial.page_id,),
+                page_hashes=(node.page_hashes[index],),
+                cause="copy",
+                owner=owner,
+                reach=node.reach,
+            )
+        )
+
+    def _emit(self, event: Event) -> None:
+        assert self._listener is not None
+        self._listener.on_event(event)
