@@ -96,7 +96,7 @@ class Detokenizer:
         return Delta(self._release(released), self.finished)
 
     def finish(self) -> str:
-        """No token will follow: all that was held back, an incomplete character as U+FFFD."""
+        """No token will follow: all that was held back, half a character as U+FFFD."""
         if self.finished:
             return ""
         released = self._checker.feed(self._stream.flush())
@@ -110,7 +110,7 @@ class Detokenizer:
         return text
 
     def _count_whole_tokens(self) -> int:
-        """Runs once, when a stop string ends the text: one decoding for each token that reaches past the cut."""
+        """Runs once, when a stop string was found: one decoding for each token that reaches past the cut."""
         text = self.text
         for count in range(len(self._token_ids), 0, -1):
             if text.startswith(self._decode(self._token_ids[:count])):
@@ -158,7 +158,7 @@ class StopChecker:
         return bool(self._stop) and self._first(self._held + text) is not None
 
     def ends_with_stop(self, text: str) -> bool:
-        """Whether a stop string would end with the last character of `text`, were it fed now."""
+        """Whether a stop string ends with the last character of `text`, were it fed now."""
         return bool(text and self._stop) and (self._held + text[-self._longest :]).endswith(self._stop)
 
     def flush(self) -> str:
@@ -206,7 +206,7 @@ class SilentStream:
 
 
 class ByteLevelStream:
-    """Byte-level BPE, as tokenizers' ByteLevel decodes it. `token_bytes`: a token's bytes, none if skipped."""
+    """Byte-level BPE, as tokenizers' ByteLevel decodes it. `token_bytes`: none for a skipped token."""
 
     trial = ""
 

@@ -1,4 +1,4 @@
-"""How one call wants its tokens drawn, when it ends, and what it reports: plain, frozen, checked where it is made.
+"""How one call wants its tokens drawn, when it ends, what it reports: plain, frozen, checked where made.
 
 Names and meanings follow transformers' `GenerationConfig` (temperature, top_k, top_p, min_p,
 repetition_penalty) and the OpenAI API (presence_penalty, frequency_penalty, seed, stop, logprobs). No torch
@@ -24,10 +24,10 @@ _SEED_RANGE = (-(2**63), 2**64 - 1)
 class SamplingParams:
     """Settings of one call. The defaults are greedy decoding until the model ends its turn.
 
-    max_tokens          at most this many output tokens, at least 1; None: as many as the context holds
+    max_tokens          at most this many output tokens, at least 1; None: the runtime's own limit
     temperature         0 is greedy (top_k, top_p and min_p then do nothing); else from 1e-5 to 1e5
-    top_p, top_k, min_p filters in the order top_k, top_p, min_p; 1.0, 0 and 0.0 leave everything in
-    seed                the draw at output position i depends on (seed, i) alone; None: a fresh seed for each call
+    top_k, top_p, min_p filters, in this order; 0, 1.0 and 0.0 leave everything in
+    seed                the draw at output position i depends on (seed, i) alone; None: chosen by the runtime
     stop                strings that end the text, not included in it; one string or several
     stop_token_ids      ids that end the output, besides the model's own end-of-sequence ids
     repetition_penalty  over prompt and output (transformers); 1.0 is none; from 0.01 to 100
@@ -69,8 +69,8 @@ class SamplingParams:
         _integer("seed", self.seed, minimum=_SEED_RANGE[0], maximum=_SEED_RANGE[1], optional=True)
         self._store("stop", _stop_strings(self.stop))
         self._store("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        repetition = _number("repetition_penalty", self.repetition_penalty, _MIN_REPETITION, _MAX_REPETITION)
-        self._store("repetition_penalty", repetition)
+        penalty = _number("repetition_penalty", self.repetition_penalty, _MIN_REPETITION, _MAX_REPETITION)
+        self._store("repetition_penalty", penalty)
         self._store("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
         self._store("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
         _integer("logprobs", self.logprobs, minimum=0, optional=True)

@@ -44,23 +44,46 @@ def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
-    """Repetition, presence and frequency penalties, in place. O(distinct tokens seen) per row that has them."""
-    for row, state in enumerate(states):
-        params = state.params
-        if params.repetition_penalty != 1.0 and state.seen_token_ids:
-            # The tensor borrows the array's buffer, which cannot grow meanwhile: the copy ends the loan here.
-            seen = torch.frombuffer(state.seen_token_ids, dtype=torch.int64).clone()
-            seen = _in_vocab(seen, scores).to(scores.device)
-            values = scores[row, seen]
-            penalty = params.repetition_penalty
-            scores[row, seen] = torch.where(values < 0, values * penalty, values / penalty)
-        if state.output_counts and (params.presence_penalty or params.frequency_penalty):
-            ids = torch.tensor(list(state.output_counts), dtype=torch.int64)
-            counts = torch.tensor(list(state.output_counts.values()), dtype=torch.float32)
-            counts = counts[ids < scores.shape[1]].to(scores.device)
-            ids = _in_vocab(ids, scores).to(scores.device)
-            penalties = params.presence_penalty + params.frequency_penalty * counts
-            scores[row, ids] -= penalties
+    """Repetition, presence and frequency penalties, in place, as one scatter each. O(distinct tokens seen)."""
+    repeating = [row for row, state in enumerate(states) if state.seen_token_ids]
+    if repeating:
+        # The tensors borrow the arrays' buffers, which cannot grow meanwhile: cat copies, and ends the loan.
+        ids = torch.cat(
+            [torch.frombuffer(states[row].seen_token_ids, dtype=torch.int64) for row in repeating]
+        )
+        lengths = [len(states[row].seen_token_ids) for row in repeating]
+        penalties = [states[row].params.repetition_penalty for row in repeating]
+        index, penalty = _entries(scores, repeating, lengths, ids, _spread(penalties, lengths))
+        values = scores[index]
+        scores[index] = torch.where(values < 0, values * penalty, values / penalty)
+    counted = [row for row, state in enumerate(states) if state.output_counts]
+    if counted:
+        counts = [states[row].output_counts for row in counted]
+        lengths = [len(count) for count in counts]
+        ids = torch.tensor([token_id for count in counts for token_id in count], dtype=torch.int64)
+        times = torch.tensor([n for count in counts for n in count.values()], dtype=torch.float32)
+        presence = _spread([states[row].params.presence_penalty for row in counted], lengths)
+        frequency = _spread([states[row].params.frequency_penalty for row in counted], lengths)
+        index, penalty = _entries(scores, counted, lengths, ids, presence + frequency * times)
+        scores[index] -= penalty
+
+
+def _spread(values: list[float], lengths: list[int]) -> Tensor:
+    """Each value as often as its length says, in fp32."""
+    return torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(lengths))
+
+
+def _entries(
+    scores: Tensor, rows: list[int], lengths: list[int], ids: Tensor, penalties: Tensor
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The index of each (row, id) into scores, with its penalty, on the device of scores.
+
+    Ids past the end of the logits (an embedding may be larger than the head) have no score to change.
+    """
+    where = torch.tensor(rows).repeat_interleave(torch.tensor(lengths))
+    real = ids < scores.shape[1]
+    device = scores.device
+    return (where[real].to(device), ids[real].to(device)), penalties[real].to(device)
 
 
 def apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Exception]:
@@ -75,13 +98,13 @@ def apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Ex
                 continue
             if allowed.dtype != torch.bool or allowed.shape != scores.shape[1:]:
                 raise ValueError(
-                    f"a mask must be torch.bool [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}"
+                    f"masks are torch.bool [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}"
                 )
             scores[row].masked_fill_(~allowed.to(scores.device), _NEVER)
             if scores[row].max().item() == _NEVER:
                 raise GrammarDeadEnd(
-                    f"a token was wanted after {len(state.output_token_ids)} output tokens; the mask allows "
-                    f"{int(allowed.sum())} of {allowed.shape[0]}, and the model none of those. Loosen the grammar."
+                    f"after {len(state.output_token_ids)} output tokens the mask allows {int(allowed.sum())} "
+                    f"of {allowed.shape[0]} tokens, and the model none of those. Loosen the grammar."
                 )
         except Exception as error:  # whatever a mask raises belongs to its own request
             failures[row] = error
@@ -148,8 +171,3 @@ def _keep_min_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
 def _column(values: list[float], like: Tensor) -> Tensor:
     """[n, 1] in fp32: the rounding that a Python number gets when it meets an fp32 tensor."""
     return torch.tensor(values, dtype=torch.float32, device=like.device).unsqueeze(1)
-
-
-def _in_vocab(ids: Tensor, scores: Tensor) -> Tensor:
-    """Ids past the end of the logits (an embedding may be larger than the head) have no score to change."""
-    return ids[ids < scores.shape[1]]

@@ -20,7 +20,7 @@ _LOGPROB_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Row by row: the token, or None where `failures` says why there is none; logprobs where they were asked for."""
+    """Row by row: the token, or None where `failures` says why; logprobs where they were asked for."""
 
     token_ids: list[int | None]
     logprobs: list[TokenLogprobs | None]
@@ -37,12 +37,10 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
     of the batch is unharmed.
     """
     if logits.dim() != 2 or logits.shape[0] != len(states):
-        raise ValueError(
-            f"logits must be [{len(states)}, vocab] for {len(states)} states, got {tuple(logits.shape)}"
-        )
+        raise ValueError(f"{len(states)} states need logits [{len(states)}, vocab], got {list(logits.shape)}")
     if not states:
         return Sampled([], [], {})
-    # One pass gives the greedy token and the verdict: NaN and +inf win a maximum, -inf only when nothing else is there.
+    # One pass gives the greedy token and the verdict: NaN and +inf win a maximum, -inf only if alone.
     best, argmax = logits.max(dim=-1)
     token_ids: list[int | None] = list(argmax.tolist())
     failures: dict[int, Exception] = {}
@@ -83,31 +81,39 @@ def _sample_slow(
         uniforms = [chosen[i].uniform() for i in drawn]
         for i, token_id in zip(drawn, draw(kept, uniforms), strict=True):
             token_ids[rows[i]] = token_id
+            if token_id is None:
+                failures[rows[i]] = BrokenLogits(
+                    "finite scores were wanted; penalties or temperature made the logits overflow float32. "
+                    "Check the model's weights, or use a temperature and a repetition_penalty nearer to 1."
+                )
 
 
-def draw(scores: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """Invert each row's cumulative distribution at its uniform number; scores [n, vocab] fp32, -inf never drawn.
+def draw(scores: Tensor, uniforms: Sequence[float]) -> list[int | None]:
+    """Invert each row's cumulative distribution at its uniform number. scores [n, vocab], fp32.
 
     Summed in float64: over 150k tokens a running fp32 sum loses the unlikely ones. The first index whose sum
     is greater than the target is taken, so a token of probability 0, which adds nothing, can never be it.
+    None where the scores hold NaN or +inf.
     """
     cumulative = scores.softmax(dim=-1).to(torch.float64).cumsum(dim=-1)
     column = torch.tensor(uniforms, dtype=torch.float64, device=scores.device).unsqueeze(1)
     target = column * cumulative[:, -1:]
     ids: list[int] = torch.searchsorted(cumulative, target, right=True).squeeze(1).tolist()
-    return ids
+    sound: list[bool] = cumulative[:, -1].isfinite().tolist()
+    return [token_id if ok else None for token_id, ok in zip(ids, sound, strict=True)]
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """The log-probability of each next token under the row before it, with the `top` most likely alternatives.
+    """The log-probability of each next token under the row before it, with the `top` likeliest tokens.
 
     logits [m, vocab], any float dtype; row i predicts next_token_ids[i]. Works in blocks of 256 rows, so that
     the fp32 copy stays small beside the logits.
     """
     if logits.dim() != 2 or logits.shape[0] != len(next_token_ids):
-        raise ValueError(
-            f"logits must be [{len(next_token_ids)}, vocab] for {len(next_token_ids)} tokens, got {tuple(logits.shape)}"
-        )
+        wanted = f"{len(next_token_ids)} tokens need logits [{len(next_token_ids)}, vocab]"
+        raise ValueError(f"{wanted}, got {list(logits.shape)}")
+    if top < 0:
+        raise ValueError(f"top must be 0 or more, got {top}")
     found: list[TokenLogprobs] = []
     for start in range(0, len(next_token_ids), _LOGPROB_ROWS):
         ids = list(next_token_ids[start : start + _LOGPROB_ROWS])

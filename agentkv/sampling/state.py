@@ -35,7 +35,7 @@ class SamplingState:
     Everything is a function of (params, seed, choice, prompt and output ids), so a state made anew from the
     ids continues exactly where the old one stood. `append` each token that is taken: `sample` only looks.
 
-    seed    of the draws: params.seed, or where that is None a fresh one, which a remade state must be given
+    seed    of the draws: as given, else params.seed, else a fresh one, which a remade state must be given
     choice  which of the n answers of one call this is; each draws from a stream of its own
     """
 
@@ -70,23 +70,24 @@ class SamplingState:
     def append(self, token_id: int) -> None:
         """Take a token into the output: the next draw is for the position after it. O(1)."""
         self._output.append(token_id)
-        self._output_counts[token_id] = self._output_counts.get(token_id, 0) + 1
+        if self.params.presence_penalty or self.params.frequency_penalty:
+            self._output_counts[token_id] = self._output_counts.get(token_id, 0) + 1
         if self.params.repetition_penalty != 1.0:
             self._see((token_id,))
 
     @property
     def output_token_ids(self) -> Sequence[int]:
-        """The tokens taken so far; not to be written to."""
+        """The tokens taken so far; read only."""
         return self._output
 
     @property
     def output_counts(self) -> dict[int, int]:
-        """How often each token stands in the output; not to be written to."""
+        """How often each id is in the output, kept only for presence and frequency penalties; read only."""
         return self._output_counts
 
     @property
     def seen_token_ids(self) -> array[int]:
-        """Each distinct id of prompt and output once, kept only for a repetition penalty; not to be written to."""
+        """Each id of prompt and output once, kept only for a repetition penalty; read only."""
         return self._seen_ids
 
     @property
@@ -96,7 +97,7 @@ class SamplingState:
         return params.greedy and not params.penalised and params.logprobs is None and self.mask is None
 
     def uniform(self) -> float:
-        """The uniform number in [0, 1) of the next position: a hash of (seed, choice, position), nothing else.
+        """The uniform number in [0, 1) of the next position: a hash of (seed, choice, position) alone.
 
         It has 52 bits, not 53, so that uniform * total rounds to less than total for every positive float64.
         """
