@@ -28,7 +28,7 @@ OLDEST = (3, 11)
 UNFINISHED = ".agentkv-unfinished"
 STAMP = ".agentkv-stamp.json"
 # For Python 3.11 on Linux, rounded up: what is downloaded, and the room for .venv, caches and model.
-TORCH_MB, REST_MB, MODEL_MB = 200, 120, 95
+TORCH_MB, REST_MB, MODEL_MB = 200, 85, 95
 ROOM_MB, ROOM_MB_WITH_TORCH = 2500, 1500
 
 NO_ROOM = r"No space left on device|Errno 28\b|Disk quota exceeded"
@@ -276,8 +276,8 @@ def install(machine: Machine, venv: str, wanted: List[str], what: str) -> None:
         )
     if re.search("No matching distribution found", said):
         raise Stop(
-            "pip's index has no build of {} for this Python. Choose another of either: make test TORCH=torch "
-            "PYTHON=python3.11".format(what)
+            "pip finds no build of {} for this Python. See that pip's index is the one you mean, or choose "
+            "another Python or torch: make test PYTHON=python3.11 TORCH=torch".format(what)
         )
     sys.stderr.write("".join(line + "\n" for line in said.strip().splitlines()[-15:]))
     raise Stop(

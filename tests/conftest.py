@@ -21,6 +21,7 @@ settings.register_profile("default", deadline=None)
 settings.register_profile(
     "ci", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 

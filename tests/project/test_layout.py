@@ -1,0 +1,182 @@
+"""What holds the project together: names that must stay free, imports that must stay light, one version."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+import pytest
+
+import agentkv
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "agentkv": ROOT / "agentkv",
+    "agentkv_kernels": ROOT / "kernels" / "agentkv_kernels",
+    "agentkv_radix": ROOT / "radix" / "agentkv_radix",
+}
+WITH_TORCH = {"cli", "engine", "model_runner", "models", "runtime", "sampling", "worker"}
+HEAVY = ("numpy", "torch", "transformers")
+
+
+def sources(*folders: Path) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def fresh_interpreter(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code as a user would who stands in the repository's root."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "radix"), str(ROOT / "kernels")])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("folder", ["kernels", "radix"])
+def test_no_folder_takes_the_import_name_of_another_package(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+    assert list((ROOT / folder).glob("*.py")) == []
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_each_package_says_that_it_is_typed(package: str) -> None:
+    assert (PACKAGES[package] / "py.typed").exists()
+
+
+def torch_free_names() -> list[str]:
+    children = [module.name for module in pkgutil.iter_modules([str(PACKAGES["agentkv"])])]
+    return ["agentkv", "agentkv_radix", *(f"agentkv.{name}" for name in children if name not in WITH_TORCH)]
+
+
+@pytest.mark.parametrize("name", torch_free_names())
+def test_the_host_side_imports_neither_torch_nor_transformers_nor_numpy(name: str) -> None:
+    code = f"""
+import importlib, pkgutil, sys
+package = importlib.import_module({name!r})
+if {name!r} != "agentkv":
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), {name!r} + "."):
+        importlib.import_module(module.name)
+print(*[heavy for heavy in {HEAVY!r} if heavy in sys.modules])
+"""
+    done = fresh_interpreter(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_transformers_imports_and_builds_a_model_from_the_root_of_the_repository() -> None:
+    code = """
+from transformers import AutoModel, LlamaConfig
+sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
+print(type(AutoModel.from_config(LlamaConfig(**sizes))).__name__)
+"""
+    done = fresh_interpreter(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["LlamaModel"]
+
+
+def importable_modules() -> list[str]:
+    names = list(PACKAGES)
+    for package, folder in PACKAGES.items():
+        names += [module.name for module in pkgutil.walk_packages([str(folder)], f"{package}.")]
+    return sorted(name for name in names if not name.endswith("__main__"))
+
+
+@pytest.mark.parametrize("name", importable_modules())
+def test_every_name_that_a_module_offers_is_there_once(name: str) -> None:
+    """ruff keeps `__all__` in order; that its names exist, only an import can tell."""
+    module = importlib.import_module(name)
+    offered = getattr(module, "__all__", [])
+    assert len(set(offered)) == len(offered)
+    assert [missing for missing in offered if not hasattr(module, missing)] == []
+
+
+@pytest.mark.parametrize("name", importable_modules())
+def test_an_init_hands_names_on_and_defines_nothing(name: str) -> None:
+    file = importlib.import_module(name).__file__
+    assert file is not None
+    if not file.endswith("__init__.py") or name == "agentkv":  # agentkv brings its names in lazily.
+        return
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    assert [node.name for node in tree.body if isinstance(node, kinds)] == []
+    assert hasattr(importlib.import_module(name), "__all__")
+
+
+def test_every_error_of_agentkv_is_one_of_its_public_names() -> None:
+    errors = importlib.import_module("agentkv.errors")
+    assert set(errors.__all__) <= set(agentkv.__all__)
+
+
+def test_an_unknown_name_of_agentkv_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Runtimes'"):
+        agentkv.Runtimes  # noqa: B018
+    assert set(agentkv.__all__) <= set(dir(agentkv))
+
+
+def test_the_version_stands_in_one_place() -> None:
+    project = project_table()
+    assert "version" not in project
+    assert "version" in project["dynamic"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", agentkv.__version__)
+    assert f"## {agentkv.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    try:
+        installed = version("agentkv-runtime")
+    except PackageNotFoundError:
+        pytest.skip("agentkv-runtime is not installed here, only found on the path")
+    assert installed == agentkv.__version__
+
+
+def project_table() -> dict[str, list[str]]:
+    table: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    return table
+
+
+def imported_by(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.split(".")[0]
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    extras = project_table()["optional-dependencies"]
+    declared = {
+        re.split(r"[<>=\[]", line)[0]
+        for line in [*project_table()["dependencies"], *extras["adapters"]]  # type: ignore[call-overload]
+    }
+    distributions = packages_distributions()
+    imported = {name for path in sources(*PACKAGES.values()) for name in imported_by(path)}
+    foreign = {name for name in imported if name not in sys.stdlib_module_names and name not in PACKAGES}
+    undeclared = {
+        name
+        for name in foreign
+        if not declared & {one.lower().replace("_", "-") for one in distributions.get(name, [name])}
+    }
+    assert undeclared == set()
+
+
+def public_texts() -> list[Path]:
+    named = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    return [path for path in named if path.exists()] + sorted((ROOT / "docs").rglob("*.md"))
+
+
+def test_no_text_installs_the_other_project_called_agentkv() -> None:
+    texts = [*public_texts(), *sources(*PACKAGES.values(), ROOT / "examples")]
+    install = re.compile(r"(pip|uv|poetry|pipx)\s+(pip\s+)?(install|add)\s+[^\n`]*\bagentkv(?!-runtime)\b")
+    assert [str(path) for path in texts if install.search(path.read_text(encoding="utf-8"))] == []
