@@ -1,0 +1,35 @@
+"""KV pages and attention over them. Tensors only: knows no request, session or policy."""
+
+from .backend import Backend, BackendFactory, get_backend, register_backend
+from .errors import (
+    DtypeMismatch,
+    KernelError,
+    PageOutOfRange,
+    PlanMismatch,
+    ShapeMismatch,
+    StoreTooLarge,
+    UnknownBackend,
+)
+from .metadata import AttentionMetadata, plan
+from .reference import ReferenceBackend
+from .store import KVStore, LayerSpec, PagesData
+
+__all__ = [
+    "AttentionMetadata",
+    "Backend",
+    "BackendFactory",
+    "DtypeMismatch",
+    "KVStore",
+    "KernelError",
+    "LayerSpec",
+    "PageOutOfRange",
+    "PagesData",
+    "PlanMismatch",
+    "ReferenceBackend",
+    "ShapeMismatch",
+    "StoreTooLarge",
+    "UnknownBackend",
+    "get_backend",
+    "plan",
+    "register_backend",
+]

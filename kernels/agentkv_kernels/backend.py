@@ -1,0 +1,92 @@
+"""The seam between an engine and the kernels: one Protocol, chosen once by device or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from .errors import UnknownBackend
+from .metadata import AttentionMetadata
+from .reference import ReferenceBackend
+from .store import KVStore, LayerSpec
+
+
+class Backend(Protocol):
+    """Everything an engine asks of the device.
+
+    Calls are issued in order and take effect in order, so a page may be handed on as soon as the calls that read
+    it were issued. A backend keeps no state of its own between calls; what it needs lies in the store.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def make_store(
+        self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device
+    ) -> KVStore:
+        """A zeroed store in this backend's layout. Raises StoreTooLarge."""
+        ...
+
+    def store_kv(
+        self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Write the step's new tokens, before `attend` of the same layer.
+
+        key [num_tokens, kv_heads, key_size] (after RoPE), value [num_tokens, kv_heads, value_size], both of the
+        layer's dtype and of any strides; slot_mapping int64 [num_tokens]. Padding tokens go to slots of page 0.
+        """
+        ...
+
+    def attend(
+        self,
+        store: KVStore,
+        layer: int,
+        query: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of packed queries [num_tokens, num_heads, key_size] over their sequences' pages.
+
+        Returns [num_tokens, num_heads, value_size] of the query's dtype, the caller's own. A query at position q
+        sees keys k <= q and, with a window W, only k > q - W. Query head h reads KV head
+        h // (num_heads // kv_heads). `softcap`: scores become cap * tanh(score / cap) before masking (Gemma 2).
+        `sinks` [num_heads]: one logit per head that joins the softmax's denominator only (GPT-OSS). Softmax
+        accumulates in fp32. Slots outside the sequences' seq_lens are never relied on, whatever they hold.
+        """
+        ...
+
+    def copy_pages(self, store: KVStore, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
+        """Copy whole pages in every layer, all sources read before any destination of the same layer is written.
+
+        Issue it before the forward that reads the destinations.
+        """
+        ...
+
+
+BackendFactory = Callable[[torch.device], Backend]
+
+_factories: dict[str, BackendFactory] = {"reference": lambda device: ReferenceBackend()}
+_preferred = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference")}
+
+
+def register_backend(name: str, factory: BackendFactory) -> None:
+    """Make a backend known by name. `factory` gets the device and returns a backend for it."""
+    if name in _factories:
+        raise ValueError(f"a backend named {name!r} is registered already; choose another name")
+    _factories[name] = factory
+
+
+def get_backend(name: str | None = None, device: str | torch.device = "cpu") -> Backend:
+    """The backend of that name, or with None the best registered one for the device. Raises UnknownBackend."""
+    where = torch.device(device)
+    if name is None:
+        name = next(known for known in _preferred.get(where.type, ("reference",)) if known in _factories)
+    if name not in _factories:
+        raise UnknownBackend(f"no backend is named {name!r}; known are {', '.join(sorted(_factories))}")
+    return _factories[name](where)

@@ -1,0 +1,113 @@
+"""The reference backend's layout: per layer [kv_heads, num_pages, page_size, size], keys and values apart.
+
+One head of one page is one run of memory, so that a gather by (head, page) moves whole rows and yields each
+sequence's keys of a head as one matrix. Layers of one shape lie in one arena, so that a page of all of them is
+copied by a single strided copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .errors import ShapeMismatch
+from .memory import Scratch, zeroed
+from .store import KVStore, LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """Views of one layer's memory, made once because making a view costs as much as a small operation."""
+
+    spec: LayerSpec
+    key_rows: torch.Tensor
+    """[kv_heads * num_pages, page_size * key_size]; row h * num_pages + page_id."""
+    value_rows: torch.Tensor
+    """[kv_heads * num_pages, page_size * value_size]."""
+    key_slots: torch.Tensor
+    """[kv_heads, num_pages * page_size, key_size]."""
+    value_slots: torch.Tensor
+    """[kv_heads, num_pages * page_size, value_size]."""
+
+
+class HeadMajorStore(KVStore):
+    """A store of the reference backend, with the buffers that its calls reuse."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        num_pages: int,
+        page_size: int,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__(layers, num_pages, page_size, device=device)
+        self.scratch = Scratch(self.device)
+        self._arenas: list[torch.Tensor] = []
+        """Keys or values of all layers of one shape: [layers * kv_heads, num_pages, page_size * size]."""
+        shapes: dict[tuple[int, int, int, torch.dtype], list[int]] = {}
+        for layer, spec in enumerate(self.layers):
+            shapes.setdefault((spec.kv_heads, spec.key_size, spec.value_size, spec.dtype), []).append(layer)
+        pages: dict[int, LayerPages] = {}
+        for members in shapes.values():
+            pages.update(self._make_arenas(members))
+        self.pages = [pages[layer] for layer in range(len(self.layers))]
+
+    def _make_arenas(self, members: list[int]) -> dict[int, LayerPages]:
+        spec = self.layers[members[0]]
+        rows = spec.kv_heads * self.num_pages
+        keys, values = (
+            zeroed((len(members), rows, self.page_size * size), spec.dtype, self.device)
+            for size in (spec.key_size, spec.value_size)
+        )
+        for arena in (keys, values):
+            self._arenas.append(arena.view(len(members) * spec.kv_heads, self.num_pages, -1))
+        return {
+            layer: LayerPages(
+                spec=self.layers[layer],
+                key_rows=keys[i],
+                value_rows=values[i],
+                key_slots=keys[i].view(spec.kv_heads, -1, spec.key_size),
+                value_slots=values[i].view(spec.kv_heads, -1, spec.value_size),
+            )
+            for i, layer in enumerate(members)
+        }
+
+    def copy_pages(self, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
+        """Copy pages in every layer; two operations a layer shape when it is one page, four when they are more."""
+        if len(src_page_ids) != len(dst_page_ids):
+            raise ShapeMismatch(
+                f"copy_pages needs one destination per source, got {len(src_page_ids)} sources and "
+                f"{len(dst_page_ids)} destinations"
+            )
+        src, dst = self.page_index(src_page_ids), self.page_index(dst_page_ids)
+        for arena in self._arenas:
+            if len(src_page_ids) == 1:
+                arena[:, dst_page_ids[0]].copy_(arena[:, src_page_ids[0]])
+            else:
+                arena.index_copy_(1, dst, arena.index_select(1, src))
+
+    def fill_slots(self, slots: Sequence[int], value: float) -> None:
+        index = torch.tensor(list(slots), dtype=torch.int64, device=self.device)
+        for pages in self.pages:
+            pages.key_slots.index_fill_(1, index, value)
+            pages.value_slots.index_fill_(1, index, value)
+
+    def _read_pages(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._by_page(layer)
+        return keys.index_select(1, index).permute(1, 2, 0, 3), values.index_select(1, index).permute(
+            1, 2, 0, 3
+        )
+
+    def _write_pages(self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        mine = self._by_page(layer)
+        mine[0].index_copy_(1, index, keys.permute(2, 0, 1, 3))
+        mine[1].index_copy_(1, index, values.permute(2, 0, 1, 3))
+
+    def _by_page(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer as [kv_heads, num_pages, page_size, size]."""
+        pages, spec = self.pages[layer], self.layers[layer]
+        shape = (spec.kv_heads, self.num_pages, self.page_size)
+        return pages.key_rows.view(*shape, spec.key_size), pages.value_rows.view(*shape, spec.value_size)

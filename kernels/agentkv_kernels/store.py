@@ -1,0 +1,154 @@
+"""The pages: which tensors a model's layers keep, and the one form in which pages travel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .errors import DtypeMismatch, PageOutOfRange, ShapeMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one attention layer keeps for each token.
+
+    `key_size` and `value_size` are elements per head. `window` is the sliding window in tokens, None where every
+    earlier token is seen; it changes nothing in the store and tells an engine which pages a layer can do without.
+    """
+
+    kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.kv_heads, self.key_size, self.value_size) < 1:
+            raise ValueError(f"a layer needs at least one head and one element per key and value, got {self}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window is at least 1 token (None: no window), got {self.window}")
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's key and value."""
+        return self.kv_heads * (self.key_size + self.value_size) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PagesData:
+    """Pages outside any store: the canonical form between backends, hosts and files.
+
+    One tensor per layer, on the CPU and contiguous: keys [n, page_size, kv_heads, key_size] and values
+    [n, page_size, kv_heads, value_size] for n pages, in the order they were asked for.
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+class KVStore(ABC):
+    """Keys and values of `num_pages` pages of `page_size` slots, for every layer of a model.
+
+    Made by `Backend.make_store`, whose subclass alone knows how the tensors lie. Zeroed when made. Page 0 is an
+    ordinary page to the store; padding writes go there. A store belongs to one thread at a time.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        num_pages: int,
+        page_size: int,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if not layers:
+            raise ValueError("a store needs at least one layer")
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"num_pages and page_size are at least 1, got {num_pages} and {page_size}")
+        self.layers = tuple(layers)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.device = torch.device(device)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        return self.page_size * sum(layer.token_bytes for layer in self.layers)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages. On a CPU memory is taken as pages are first written, so fewer may be resident."""
+        return self.num_pages * self.page_bytes
+
+    def export_pages(self, page_ids: Sequence[int]) -> PagesData:
+        """Copy pages out of the store, in the order given; the copy is the caller's. Moves n * page_bytes."""
+        index = self.page_index(page_ids)
+        pairs = [self._read_pages(layer, index) for layer in range(len(self.layers))]
+        return PagesData(
+            keys=[keys.cpu().contiguous() for keys, _ in pairs],
+            values=[values.cpu().contiguous() for _, values in pairs],
+        )
+
+    def import_pages(self, page_ids: Sequence[int], pages: PagesData) -> None:
+        """Write pages that `export_pages` of a store with equal layers and page_size made. Moves n * page_bytes.
+
+        Everything is checked before the first write: ShapeMismatch or DtypeMismatch leave the store as it was.
+        """
+        index = self.page_index(page_ids)
+        if len(pages.keys) != len(self.layers) or len(pages.values) != len(self.layers):
+            raise ShapeMismatch(
+                f"the store has {len(self.layers)} layers, the pages have keys of {len(pages.keys)} and values of "
+                f"{len(pages.values)}; pages fit only a store with the layers they were exported from"
+            )
+        head = (len(page_ids), self.page_size)
+        for layer, spec in enumerate(self.layers):
+            require(
+                pages.keys[layer], (*head, spec.kv_heads, spec.key_size), spec.dtype, f"keys of layer {layer}"
+            )
+            require(
+                pages.values[layer],
+                (*head, spec.kv_heads, spec.value_size),
+                spec.dtype,
+                f"values of layer {layer}",
+            )
+        for layer in range(len(self.layers)):
+            keys, values = pages.keys[layer].to(self.device), pages.values[layer].to(self.device)
+            self._write_pages(layer, index, keys, values)
+
+    def page_index(self, page_ids: Sequence[int]) -> torch.Tensor:
+        """Page ids as an int64 tensor on the store's device, after a check that the store has them all."""
+        if len(page_ids) and not 0 <= min(page_ids) <= max(page_ids) < self.num_pages:
+            raise PageOutOfRange(
+                f"page ids are 0 to {self.num_pages - 1}, got {min(page_ids)} to {max(page_ids)}; "
+                "page ids of another store or of freed pages do not belong here"
+            )
+        return torch.tensor(list(page_ids), dtype=torch.int64, device=self.device)
+
+    def spec(self, layer: int) -> LayerSpec:
+        """The spec of one layer; ValueError where there is none."""
+        if not 0 <= layer < len(self.layers):
+            raise ValueError(f"layers are 0 to {len(self.layers) - 1}, got {layer}")
+        return self.layers[layer]
+
+    @abstractmethod
+    def fill_slots(self, slots: Sequence[int], value: float) -> None:
+        """Set keys and values of these slots to one number in every layer. Tests poison slots with NaN by it."""
+
+    @abstractmethod
+    def _read_pages(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of some pages of one layer, in the shapes of `PagesData`, on any device."""
+
+    @abstractmethod
+    def _write_pages(self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write what `_read_pages` reads, from tensors on the store's device."""
+
+
+def require(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> None:
+    """Raise ShapeMismatch or DtypeMismatch unless the tensor is exactly this."""
+    if tensor.shape != shape:
+        raise ShapeMismatch(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
+    if tensor.dtype != dtype:
+        raise DtypeMismatch(f"{name}: the layer holds {dtype}, got {tensor.dtype}; convert before the call")
