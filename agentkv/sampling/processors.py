@@ -44,7 +44,7 @@ def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
-    """Repetition, presence and frequency penalties, in place, as one scatter each. O(distinct tokens seen)."""
+    """Repetition, presence and frequency penalties, in place, a scatter each. O(distinct tokens seen)."""
     repeating = [row for row, state in enumerate(states) if state.seen_token_ids]
     if repeating:
         # The tensors borrow the arrays' buffers, which cannot grow meanwhile: cat copies, and ends the loan.
