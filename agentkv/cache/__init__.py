@@ -1,0 +1,7 @@
+"""The prefix cache: which prompt tokens are resident, where, and who holds them. Needs no torch."""
+
+from .ghosts import Ghosts, Remembered
+from .lease import Lease, PageCopy
+from .prefix_cache import CacheCounters, PrefixCache
+
+__all__ = ["CacheCounters", "Ghosts", "Lease", "PageCopy", "PrefixCache", "Remembered"]

@@ -1,0 +1,61 @@
+"""What an engine is asked, and what it tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentkv.reply import Reply
+from agentkv.sampling_params import SamplingParams
+
+__all__ = ["Call", "CallFailed", "ChoiceEnded", "TokensAdded", "Update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One prompt and how to continue it, `n` times."""
+
+    call_id: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    """max_tokens is set."""
+    seed: int
+    """Of the draws; each of the n choices draws from a stream of its own."""
+    n: int = 1
+    namespace: bytes = b""
+    name: str | None = None
+    use_cache: bool = True
+    end_token_ids: frozenset[int] = frozenset()
+    """Ids that end a choice; they are kept in its token_ids, and not in its text."""
+    arrived: float = 0.0
+    """When the call was made, on the engine's clock, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensAdded:
+    """New tokens of one choice, with the text that became certain."""
+
+    call_id: int
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """One choice is complete; `last` when it was the call's last one, which no longer exists in the engine."""
+
+    call_id: int
+    index: int
+    reply: Reply
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """The call ended by an error; nothing of it is left in the engine."""
+
+    call_id: int
+    error: BaseException = field(compare=False)
+
+
+Update = TokensAdded | ChoiceEnded | CallFailed

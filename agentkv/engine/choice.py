@@ -1,0 +1,70 @@
+"""One of the answers of a call while it grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkv.detokenizer import Detokenizer
+from agentkv.logprobs import TokenLogprobs
+from agentkv.reply import FinishReason, Reply
+from agentkv.sampling import SamplingState
+from agentkv.usage import Usage
+
+from agentkv.calls import Call, TokensAdded
+
+__all__ = ["Choice"]
+
+
+class Choice:
+    """Takes sampled tokens one at a time; knows the text so far and when the answer has ended."""
+
+    def __init__(self, call: Call, index: int, tokenizer: Any) -> None:
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.token_ids: list[int] = []
+        self.first_token_at: float | None = None
+        self.sampling = SamplingState(call.params, call.prompt_token_ids, choice=index, seed=call.seed)
+        self._call = call
+        self._detokenizer = Detokenizer(tokenizer, call.params.stop)
+        self._logprobs: list[TokenLogprobs] = []
+
+    def take(self, token_id: int, logprobs: TokenLogprobs | None, now: float) -> TokensAdded:
+        """The next token, sampled at `now`; afterwards `finish_reason` says whether the answer has ended.
+
+        What may raise comes first, so that a token that raises was not taken.
+        """
+        call, text = self._call, ""
+        ends = token_id in call.end_token_ids
+        if not ends:
+            delta = self._detokenizer.append([token_id])
+            text, ends = delta.text, delta.finished
+        self.sampling.append(token_id)
+        self.token_ids.append(token_id)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        if self.first_token_at is None:
+            self.first_token_at = now
+        if ends:
+            self.finish_reason = "stop"
+        elif call.params.max_tokens is not None and len(self.token_ids) >= call.params.max_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            text += self._detokenizer.finish()
+        return TokensAdded(call.call_id, self.index, (token_id,), text)
+
+    def cut_short(self) -> str:
+        """End the answer here, as a caller asked; returns the text that was held back."""
+        self.finish_reason = "cancelled"
+        return self._detokenizer.finish()
+
+    def reply(self, usage: Usage, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> Reply:
+        """The finished answer."""
+        assert self.finish_reason is not None, "a reply was asked of an unfinished choice"
+        return Reply(
+            text=self._detokenizer.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            usage=usage,
+            logprobs=tuple(self._logprobs) if self._call.params.logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs,
+        )

@@ -1,0 +1,435 @@
+"""One step at a time: plan, copy, forward, commit, sample, tell."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from agentkv.cache import PrefixCache
+from agentkv.logprobs import TokenLogprobs
+from agentkv.model_runner import PackedSequence
+from agentkv.sampling import Sampled, prompt_logprobs, sample
+from agentkv.scheduler import Chunk, Request, Scheduler
+from agentkv.usage import Usage
+
+from agentkv.calls import Call, CallFailed, ChoiceEnded, TokensAdded, Update
+from .choice import Choice
+from agentkv.counters import EngineCounters, Snapshot
+
+__all__ = ["Engine", "Runner"]
+
+_log = logging.getLogger("agentkv")
+
+
+class Runner(Protocol):
+    """What an engine needs of the device side; `ModelRunner` is one."""
+
+    def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None: ...
+
+    def run(self, sequences: Sequence[PackedSequence]) -> Tensor: ...
+
+
+class _Live:
+    """A call in the engine: its choices, and the requests that compute them."""
+
+    def __init__(self, call: Call, tokenizer: Any) -> None:
+        self.call = call
+        self.choices = [Choice(call, index, tokenizer) for index in range(call.n)]
+        self.stem: Request | None = None
+        """The request that computes the prompt; with n = 1 it is the only one."""
+        self.requests: dict[int, Request] = {}
+        """By index of the choice, once the choice has a request of its own."""
+        self.admitted_at: float | None = None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class Engine:
+    """Serves calls over one model and one cache: synchronous, single-threaded, deterministic.
+
+    `add` and `abort` between steps; `step` runs one batch and returns what became of it. The order of the updates of
+    one choice is the order of its tokens; a token is told after the step's pages were committed and released, so
+    whoever acts on it finds them cached. A fault in one call's look-up, forward, sampling or text ends that call alone.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokenizer: Any = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        strict: bool = False,
+    ) -> None:
+        """`strict`: prove the books by a full recount after every step."""
+        self.scheduler = scheduler
+        self.counters = EngineCounters()
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._strict = strict
+        self._live: dict[int, _Live] = {}
+        self._owner: dict[int, tuple[_Live, int]] = {}
+        """From request id to its call and the choice it computes; a stem of several computes choice 0 to n - 1."""
+        self._request_ids = itertools.count()
+
+    @property
+    def cache(self) -> PrefixCache:
+        """The prefix cache that serves this engine."""
+        return self.scheduler.cache
+
+    @property
+    def is_idle(self) -> bool:
+        """No call is left."""
+        return not self._live
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no pages."""
+        return self.scheduler.num_waiting
+
+    def is_admitted(self, call_id: int) -> bool:
+        """Whether the call has left the queue, or the engine."""
+        live = self._live.get(call_id)
+        return live is None or live.admitted_at is not None
+
+    # -- calls come and go --------------------------------------------------------------------------------------
+
+    def add(self, call: Call) -> None:
+        """Queue a call. What this raises concerns this call alone, and leaves nothing of it behind."""
+        assert call.call_id not in self._live, f"call {call.call_id} was added twice"
+        live = _Live(call, self._tokenizer)
+        wants_prompt = call.params.prompt_logprobs is not None
+        live.stem = Request(
+            request_id=next(self._request_ids),
+            prompt_token_ids=list(call.prompt_token_ids),
+            namespace=call.namespace,
+            name=call.name,
+            use_cache=call.use_cache,
+            read_cache=not wants_prompt,
+            all_logits=wants_prompt,
+        )
+        if wants_prompt:
+            live.prompt_logprobs = [None] * len(call.prompt_token_ids)
+        if call.n == 1:
+            live.requests[0] = live.stem
+        self.scheduler.add(live.stem)
+        self._live[call.call_id] = live
+        self._owner[live.stem.request_id] = (live, 0)
+
+    def abort(self, call_id: int) -> None:
+        """End a call now, without a reply. An unknown id, or one that has just ended, is harmless."""
+        live = self._live.get(call_id)
+        if live is not None:
+            self._drop(live)
+
+    def cancel(self, call_id: int, *, keep: bool) -> list[Update]:
+        """End a call now; each unfinished choice becomes a reply that ends "cancelled".
+
+        With keep its last, partly filled page stays cached, so that a conversation can go on from the answer.
+        An unknown id, or one that has just ended, is harmless.
+        """
+        updates: list[Update] = []
+        live = self._live.get(call_id)
+        for choice in live.choices if live is not None else ():
+            if choice.finish_reason is None:
+                assert live is not None
+                if rest := choice.cut_short():
+                    updates.append(TokensAdded(call_id, choice.index, (), rest))
+                self._end_choice(live, choice, updates, keep_partial=keep)
+        return updates
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Update]:
+        """Run one batch. Returns [] when nothing could run."""
+        began = self._clock()
+        updates: list[Update] = []
+        plan = self.scheduler.plan()
+        self.counters.preemptions += len(plan.preempted)
+        for refusal in plan.refused:
+            self._fail_request(refusal.request_id, refusal.error, updates)
+        self._note_admissions(plan.chunks)
+        if plan.chunks:
+            self.counters.steps += 1
+            rows = self._forward(plan.chunks, updates)
+            ready = self._commit(plan.chunks, rows, updates)
+            self._sample(ready, updates)
+        if self._strict:
+            self.check()
+        self.counters.step_seconds += self._clock() - began
+        return updates
+
+    def _note_admissions(self, chunks: Sequence[Chunk]) -> None:
+        """Count each call's prompt once, when it is first admitted."""
+        for chunk in chunks:
+            live, _ = self._owner[chunk.request_id]
+            if live.admitted_at is None:
+                assert live.stem is not None
+                live.admitted_at = self._clock()
+                stem, counters = live.stem, self.counters
+                counters.calls += 1
+                counters.prompt_tokens += stem.prompt_tokens
+                counters.cached_tokens += stem.cached_tokens
+                counters.computed_tokens += stem.computed_tokens
+                counters.last_token_positions += stem.misses["last_token"]
+                for cause, tokens in stem.misses.items():
+                    counters.misses[cause] += tokens
+
+    def _forward(self, chunks: Sequence[Chunk], updates: list[Update]) -> dict[int, Tensor]:
+        """Logit rows of each chunk that ran, by request id; what fails alone, fails."""
+        began = self._clock()
+        try:
+            return self._run(chunks)
+        except Exception as error:
+            if len(chunks) == 1:
+                self._fail_request(chunks[0].request_id, error, updates)
+                return {}
+            _log.warning("a batch of %d requests failed (%s); running them one by one", len(chunks), error)
+        finally:
+            self.counters.forward_seconds += self._clock() - began
+        rows: dict[int, Tensor] = {}
+        for chunk in chunks:
+            rows |= self._forward([chunk], updates)
+        return rows
+
+    def _run(self, chunks: Sequence[Chunk]) -> dict[int, Tensor]:
+        copies = [chunk.copy for chunk in chunks if chunk.copy is not None]
+        if copies:
+            self._runner.copy_pages([copy.source for copy in copies], [copy.destination for copy in copies])
+        sequences = [
+            PackedSequence(chunk.token_ids, chunk.context_len, chunk.page_ids, _logits_wanted(chunk)) for chunk in chunks
+        ]
+        logits = self._runner.run(sequences)
+        counts = [_num_rows(sequence) for sequence in sequences]
+        self.counters.positions_run += sum(len(chunk.token_ids) for chunk in chunks)
+        return {chunk.request_id: part for chunk, part in zip(chunks, logits.split(counts), strict=True)}
+
+    def _commit(
+        self, chunks: Sequence[Chunk], rows: dict[int, Tensor], updates: list[Update]
+    ) -> list[tuple[int, Tensor]]:
+        """Hand what ran to the cache; (request id, logits [vocab]) wherever a token is to be sampled."""
+        ready = []
+        for chunk in chunks:
+            if chunk.request_id not in rows:
+                continue
+            try:
+                request = self.scheduler.get(chunk.request_id)
+                assert request is not None, f"request {chunk.request_id} vanished during its step"
+                before = request.rerun_tokens
+                self.scheduler.commit(chunk)
+                self.counters.rerun_positions += request.rerun_tokens - before
+                if chunk.all_logits:
+                    self._note_prompt_logprobs(chunk, rows[chunk.request_id])
+            except Exception as error:
+                self._fail_request(chunk.request_id, error, updates)
+                continue
+            if chunk.samples:
+                ready.append((chunk.request_id, rows[chunk.request_id][-1]))
+        return ready
+
+    def _note_prompt_logprobs(self, chunk: Chunk, rows: Tensor) -> None:
+        """Row i of the chunk predicts the token behind position context_len + i."""
+        live, _ = self._owner[chunk.request_id]
+        prompt, top = live.call.prompt_token_ids, live.call.params.prompt_logprobs
+        assert live.prompt_logprobs is not None
+        assert top is not None
+        first, last = chunk.context_len + 1, min(chunk.seq_len + 1, len(prompt))
+        if first < last:
+            found = prompt_logprobs(rows[: last - first], prompt[first:last], top)
+            live.prompt_logprobs[first:last] = found
+
+    # -- sampling -----------------------------------------------------------------------------------------------
+
+    def _sample(self, ready: Sequence[tuple[int, Tensor]], updates: list[Update]) -> None:
+        """Draw the next token of each choice from its logits, and see who has ended."""
+        drawing: list[tuple[_Live, Choice]] = []
+        rows: list[Tensor] = []
+        for request_id, row in ready:
+            live, index = self._owner[request_id]
+            for choice in live.choices if self._is_stem_of_many(live, request_id) else [live.choices[index]]:
+                drawing.append((live, choice))
+                rows.append(row)
+        if not drawing:
+            return
+        sampled = self._draw(torch.stack(rows), [choice.sampling for _, choice in drawing])
+        now = self._clock()
+        parents: list[_Live] = []
+        for row, (live, choice) in enumerate(drawing):
+            if live.call.call_id not in self._live:
+                continue
+            if row in sampled.failures:
+                self._fail(live, sampled.failures[row], updates)
+                continue
+            token_id = sampled.token_ids[row]
+            assert token_id is not None
+            try:
+                update = choice.take(token_id, sampled.logprobs[row], now)
+            except Exception as error:
+                self._fail(live, error, updates)
+                continue
+            self.counters.output_tokens += 1
+            updates.append(update)
+            if choice.index in live.requests:
+                self.scheduler.append(live.requests[choice.index].request_id, token_id)
+            elif live not in parents:
+                parents.append(live)
+            if choice.finish_reason is not None:
+                self._end_choice(live, choice, updates)
+        for live in parents:
+            if live.call.call_id in self._live:
+                self._branch(live)
+
+    def _is_stem_of_many(self, live: _Live, request_id: int) -> bool:
+        return live.call.n > 1 and live.stem is not None and live.stem.request_id == request_id
+
+    def _draw(self, logits: Tensor, states: list[Any]) -> Sampled:
+        try:
+            return sample(logits, states)
+        except Exception:
+            # One row's fault must not end the others: draw them one by one, and keep each one's own error.
+            merged = Sampled([], [], {})
+            for row, state in enumerate(states):
+                try:
+                    one = sample(logits[row : row + 1], [state])
+                    merged.token_ids.append(one.token_ids[0])
+                    merged.logprobs.append(one.logprobs[0])
+                    merged.failures.update({row: error for error in one.failures.values()})
+                except Exception as error:
+                    merged.token_ids.append(None)
+                    merged.logprobs.append(None)
+                    merged.failures[row] = error
+            return merged
+
+    def _branch(self, live: _Live) -> None:
+        """The prompt is computed and each choice has its first token: from here on each is a request of its own.
+
+        The stem ends as a call with one token does, its last page kept as a tail, and its children are ordinary
+        requests on the prompt and their first token, admitted together or not at all.
+        """
+        stem = live.stem
+        assert stem is not None
+        self.scheduler.finish(stem.request_id, keep_partial=True)
+        del self._owner[stem.request_id]
+        children = []
+        for choice in live.choices:
+            if choice.finish_reason is None:
+                child = Request(
+                    request_id=next(self._request_ids),
+                    prompt_token_ids=[*live.call.prompt_token_ids, *choice.token_ids],
+                    namespace=live.call.namespace,
+                    name=live.call.name,
+                    use_cache=live.call.use_cache,
+                    group=live.call.call_id,
+                )
+                live.requests[choice.index] = child
+                self._owner[child.request_id] = (live, choice.index)
+                children.append(child)
+        self.scheduler.add(*children)
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def _end_choice(
+        self, live: _Live, choice: Choice, updates: list[Update], *, keep_partial: bool = True
+    ) -> None:
+        """A choice has its finish_reason: its pages stay cached, its reply is told."""
+        request = live.requests.get(choice.index)
+        if request is not None:
+            self.scheduler.finish(request.request_id, keep_partial=keep_partial)
+            self._owner.pop(request.request_id, None)
+        last = all(other.finish_reason is not None for other in live.choices)
+        if last:
+            self._forget(live, keep_partial=keep_partial)
+        logprobs = live.prompt_logprobs
+        reply = choice.reply(self._usage(live, choice), tuple(logprobs) if logprobs is not None else None)
+        self.counters.replies += 1
+        updates.append(ChoiceEnded(live.call.call_id, choice.index, reply, last))
+
+    def _usage(self, live: _Live, choice: Choice) -> Usage:
+        now, call, stem = self._clock(), live.call, live.stem
+        assert stem is not None
+        own = live.requests.get(choice.index)
+        usage = Usage(
+            output_tokens=len(choice.token_ids),
+            rerun_tokens=own.rerun_tokens if own is not None else 0,
+            queue_time=(live.admitted_at if live.admitted_at is not None else now) - call.arrived,
+            ttft=choice.first_token_at - call.arrived if choice.first_token_at is not None else None,
+            duration=now - call.arrived,
+        )
+        if choice.index > 0 or live.admitted_at is None:
+            return usage
+        return replace(
+            usage,
+            prompt_tokens=stem.prompt_tokens,
+            cached_tokens=stem.cached_tokens,
+            computed_tokens=stem.computed_tokens,
+            rerun_tokens=usage.rerun_tokens + (stem.rerun_tokens if own is not stem else 0),
+            cached_by_tier={"device": stem.cached_tokens},
+            misses=dict(stem.misses),
+        )
+
+    def _fail_request(self, request_id: int, error: BaseException, updates: list[Update]) -> None:
+        owner = self._owner.get(request_id)
+        if owner is not None:
+            self._fail(owner[0], error, updates)
+
+    def _fail(self, live: _Live, error: BaseException, updates: list[Update]) -> None:
+        self._drop(live)
+        self.counters.failures += 1
+        updates.append(CallFailed(live.call.call_id, error))
+
+    def _drop(self, live: _Live) -> None:
+        for choice in live.choices:
+            choice.finish_reason = choice.finish_reason or "cancelled"
+        self._forget(live, keep_partial=False)
+
+    def _forget(self, live: _Live, *, keep_partial: bool) -> None:
+        """Take the call and all of its requests out of the books; those already finished are no error."""
+        for request in (live.stem, *live.requests.values()):
+            assert request is not None
+            self.scheduler.finish(request.request_id, keep_partial=keep_partial)
+            self._owner.pop(request.request_id, None)
+        self._live.pop(live.call.call_id, None)
+
+    # -- the books ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """The counters and the pages as they are now, as plain data. O(1)."""
+        cache = self.cache.counters()
+        return Snapshot(
+            counters=asdict(self.counters),
+            pages={
+                "total": self.cache.usable_pages,
+                "free": cache.free,
+                "cached": cache.cached,
+                "in_use": cache.in_use,
+                "pinned": cache.pinned,
+                "evicted": cache.evicted_pages,
+            },
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+        )
+
+    def check(self) -> None:
+        """Prove the books of engine, scheduler and cache; AssertionError names what is off."""
+        self.scheduler.check()
+        if self.is_idle:
+            assert self.scheduler.is_idle, "requests are left without a call"
+            assert not self._owner, "owners are left without a call"
+            self.cache.check_idle()
+
+
+def _logits_wanted(chunk: Chunk) -> Literal["none", "last", "all"]:
+    if chunk.all_logits:
+        return "all"
+    return "last" if chunk.samples else "none"
+
+
+def _num_rows(sequence: PackedSequence) -> int:
+    return {"none": 0, "last": 1, "all": len(sequence.token_ids)}[sequence.logits]

@@ -1,0 +1,19 @@
+"""Transformers models over pages: the device side of the engine."""
+
+from .opening import default_context_limit, open_runner
+from .probe import exactness_bound, probe, refuse_by_structure
+from .rope import FrozenRope, freeze_rope, rope_regime
+from .runner import ModelRunner, PackedSequence
+
+__all__ = [
+    "FrozenRope",
+    "ModelRunner",
+    "PackedSequence",
+    "default_context_limit",
+    "exactness_bound",
+    "freeze_rope",
+    "open_runner",
+    "probe",
+    "refuse_by_structure",
+    "rope_regime",
+]

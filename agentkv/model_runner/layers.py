@@ -1,0 +1,75 @@
+"""What a model's attention layers look like, learnt from one forward and not from the names in its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentkv.errors import ModelRefused
+from agentkv_kernels import LayerSpec
+
+from .attention import AttentionCall, handling, zeros_like_output
+
+__all__ = ["AttentionLayers", "discover_layers", "text_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayers:
+    """The attention layers in the order in which a forward calls them."""
+
+    modules: tuple[nn.Module, ...]
+    specs: tuple[LayerSpec, ...]
+
+    def index(self) -> dict[int, int]:
+        """From id(module) to its layer."""
+        return {id(module): layer for layer, module in enumerate(self.modules)}
+
+
+class _Recorder:
+    """Notes each layer's call, and answers zeros."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        self.calls.append(call)
+        return zeros_like_output(call)
+
+
+def text_config(model: PreTrainedModel) -> object:
+    """The part of the config that describes the text decoder."""
+    return model.config.get_text_config(decoder=True)
+
+
+def discover_layers(model: PreTrainedModel) -> AttentionLayers:
+    """Run one token through a switched model and note what each attention layer asked for.
+
+    Costs one decode step. Raises ModelRefused where some layer keeps a state that is not keys and values.
+    """
+    recorder = _Recorder()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    with torch.inference_mode(), handling(recorder):
+        model(input_ids=token, position_ids=torch.zeros_like(token), use_cache=False)
+    name = type(model).__name__
+    expected = getattr(text_config(model), "num_hidden_layers", None)
+    if not recorder.calls or (expected is not None and len(recorder.calls) < expected):
+        raise ModelRefused(
+            name, f"{len(recorder.calls)} of its {expected} layers call attention through the interface"
+        )
+    modules = tuple(call.module for call in recorder.calls)
+    if len({id(module) for module in modules}) != len(modules):
+        raise ModelRefused(name, "a layer attends more than once in a forward")
+    specs = tuple(
+        LayerSpec(
+            kv_heads=call.key.shape[1],
+            key_size=call.key.shape[2],
+            value_size=call.value.shape[2],
+            dtype=call.key.dtype,
+            window=call.window,
+        )
+        for call in recorder.calls
+    )
+    return AttentionLayers(modules, specs)

@@ -1,0 +1,91 @@
+"""From a loaded transformers model to a runner that serves it from pages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from agentkv.errors import ConfigError, ModelRefused
+from agentkv_kernels import UnknownBackend, get_backend
+
+from .attention import AttentionSwitch
+from .layers import discover_layers
+from .pool_size import num_pages_for
+from .probe import probe, refuse_by_structure
+from .rope import FrozenRope, freeze_rope
+from .runner import ModelRunner
+from .verdicts import Verdicts
+
+__all__ = ["default_context_limit", "open_runner"]
+
+_log = logging.getLogger("agentkv")
+
+
+def default_context_limit(model: PreTrainedModel, asked: int | None = None) -> int:
+    """The longest prompt and answer together, in tokens: what is asked for, within what the model was made for."""
+    config = model.config.get_text_config(decoder=True)
+    made_for = getattr(config, "max_position_embeddings", None)
+    if made_for is None:
+        if asked is None:
+            raise ConfigError("the model's config does not say how long its context is; give context_limit=")
+        return asked
+    if asked is not None and asked > made_for:
+        raise ConfigError(f"context_limit={asked} is longer than the {made_for} positions that the model was made for")
+    return int(made_for if asked is None else asked)
+
+
+def open_runner(
+    model: PreTrainedModel,
+    *,
+    name: str,
+    fingerprint: bytes,
+    verdicts: Path,
+    context_limit: int,
+    page_size: int,
+    num_pages: int | None = None,
+    memory: int | None = None,
+    backend: str | None = None,
+) -> ModelRunner:
+    """Switch the model's attention, hold its RoPE, judge it, and make its store. Undone whole if any of it fails.
+
+    `num_pages` counts the null page. Raises ModelRefused with the reason, ConfigError for a backend or a pool that
+    cannot be. Costs one decode step, the probe where no verdict is known, and no writing of the pool's memory.
+    """
+    device = model.device
+    try:
+        kernels = get_backend(backend, device)
+    except UnknownBackend as error:
+        raise ConfigError(str(error)) from error
+    try:
+        refuse_by_structure(model)
+        switch = AttentionSwitch(model)
+    except ModelRefused as error:
+        raise ModelRefused(name, error.reason) from error
+    rope = FrozenRope("", ())
+    try:
+        rope = freeze_rope(model, context_limit)
+        layers = discover_layers(model)
+        known = Verdicts(verdicts)
+        if not known.passed(fingerprint):
+            began = time.perf_counter()
+            probe(model, layers, context_limit)
+            known.record(fingerprint, name)
+            _log.info("%s passed the probe in %.2f s", name, time.perf_counter() - began)
+        pages = num_pages if num_pages is not None else num_pages_for(layers.specs, page_size, device, memory)
+        store = kernels.make_store(layers.specs, pages, page_size, device)
+    except BaseException as error:
+        switch.restore()
+        rope.restore()
+        if isinstance(error, ModelRefused):
+            raise ModelRefused(name, error.reason) from error
+        raise
+    _log.info(
+        "%s: pool of %d tokens in %d pages of %d, %.2f GiB, backend %s on %s",
+        name, (pages - 1) * page_size, pages - 1, page_size, store.num_bytes / 2**30, kernels.name, device,
+    )  # fmt: skip
+    return ModelRunner(
+        model, switch=switch, rope=rope, layers=layers, store=store, backend=kernels, context_limit=context_limit
+    )

@@ -1,0 +1,190 @@
+"""Whether a model may be served at all: by comparing it with itself, not by a list of names.
+
+A small fp32 copy of the model, with its own weights, one layer of each kind and its windows cut to a few tokens, is
+asked the same question twice: by transformers' own eager attention, one sequence at a time; and as it would be served,
+two sequences packed into one batch, in two chunks, over pages. If the logits differ the model's masks or positions
+carry something that the attention interface does not tell, and serving it would be silently wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentkv.errors import ModelRefused
+from agentkv_kernels import get_backend
+
+from .attention import AttentionSwitch
+from .layers import AttentionLayers, discover_layers
+from .quirks import REFUSED_MODEL_TYPES
+from .rope import freeze_rope
+from .runner import PackedSequence, forward_packed
+
+__all__ = ["exactness_bound", "probe", "refuse_by_structure"]
+
+_WINDOW = 8
+_VOCABULARY = 512
+_PAGE_SIZE = 4
+# Longer than the window by more than a page, so that a window that is missing or off by one changes the logits.
+_LENGTHS = (29, 19)
+_FIRST_CHUNKS = (11, 10)
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def exactness_bound(reference: Tensor) -> float:
+    """How far fp32 logits may lie from `reference`: 1e-4 × max(1, max |logit|), what reordered sums can explain."""
+    return 1e-4 * max(1.0, float(reference.abs().max()))
+
+
+def refuse_by_structure(model: PreTrainedModel) -> None:
+    """Raise ModelRefused for what is plain to see without a forward."""
+    name, config = type(model).__name__, model.config
+    if config.model_type in REFUSED_MODEL_TYPES:
+        raise ModelRefused(name, REFUSED_MODEL_TYPES[config.model_type])
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(name, "it is an encoder-decoder: its keys depend on a second input")
+    if not model.can_generate():
+        raise ModelRefused(name, "it has no language-modelling head; load it as a causal language model")
+    if not getattr(model, "_supports_attention_backend", False):
+        reason = "it does not use transformers' attention interface"
+        if any(hasattr(config, field) for field in ("state_size", "ssm_cfg", "attention_hidden_size")):
+            reason += "; it keeps a recurrent state instead of keys and values"
+        raise ModelRefused(name, reason)
+    types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    if not types <= _SERVED_LAYER_TYPES:
+        others = ", ".join(sorted(types - _SERVED_LAYER_TYPES))
+        raise ModelRefused(name, f"it has layers of kind {others}; full and sliding attention can be served")
+
+
+def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -> None:
+    """Raise ModelRefused unless packed, chunked, paged logits equal the model's own eager ones on a small copy.
+
+    Costs an fp32 copy of a few layers and of 512 rows of the vocabulary, and four forwards of at most 48 tokens.
+    """
+    name = type(model).__name__
+    try:
+        small = _small_copy(model, layers)
+    except Exception as error:
+        raise ModelRefused(name, f"no small copy of it can be built to compare with ({error})") from error
+    generator = torch.Generator().manual_seed(0)
+    rows = small.get_input_embeddings().weight.shape[0]
+    prompts = [torch.randint(rows, (length,), generator=generator).tolist() for length in _LENGTHS]
+    rope = freeze_rope(small, context_limit, always=True)
+    try:
+        with torch.inference_mode():
+            expected = [small(input_ids=torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts]
+        served = _serve_in_two_chunks(small, prompts)
+    finally:
+        rope.restore()
+    for prompt, reference, logits in zip(prompts, expected, served, strict=True):
+        difference = float((reference - logits).abs().max())
+        if not difference <= exactness_bound(reference):
+            raise ModelRefused(
+                name,
+                f"served from pages its logits differ from its own by {difference:.2g} over {len(prompt)} tokens "
+                f"(allowed {exactness_bound(reference):.2g}): its masks or positions carry more than causality "
+                f"and the windows it tells the attention function",
+            )
+
+
+def _serve_in_two_chunks(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Logits [len(prompt), vocab] of each prompt, both packed into one batch, in two steps, over pages of 4."""
+    switch = AttentionSwitch(model)
+    try:
+        layers = discover_layers(model)
+        backend = get_backend("reference", "cpu")
+        pages_each = -(-max(_LENGTHS) // _PAGE_SIZE)
+        store = backend.make_store(layers.specs, 1 + pages_each * len(prompts), _PAGE_SIZE, "cpu")
+        logits: list[list[Tensor]] = [[] for _ in prompts]
+        starts = [0] * len(prompts)
+        for ends in (_FIRST_CHUNKS, _LENGTHS):
+            sequences = [
+                PackedSequence(
+                    token_ids=prompt[start:end],
+                    context_len=start,
+                    page_ids=list(range(1 + index * pages_each, 1 + (index + 1) * pages_each)),
+                    logits="all",
+                )
+                for index, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True))
+            ]
+            rows = forward_packed(model, sequences, store, backend, layers.index())
+            for index, part in enumerate(rows.split([end - start for start, end in zip(starts, ends, strict=True)])):
+                logits[index].append(part)
+            starts = list(ends)
+        return [torch.cat(parts) for parts in logits]
+    finally:
+        switch.restore()
+
+
+def _small_copy(model: PreTrainedModel, layers: AttentionLayers) -> PreTrainedModel:
+    """An fp32 copy on the CPU with the first layers up to one of each kind, short windows, a short vocabulary."""
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config(decoder=True)
+    depth = len(layers.modules)
+    keep = _layers_of_each_kind(model, layers)
+    vocabulary = min(_VOCABULARY, text.vocab_size)
+    for part in {id(config): config, id(text): text}.values():
+        _cut(part, depth, keep, vocabulary)
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small: PreTrainedModel = type(model)(config)
+    small.train(False).requires_grad_(False)
+    original = model.state_dict()
+    with torch.no_grad():
+        for key, target in small.state_dict().items():
+            if key in original:
+                source = original[key]
+                target.copy_(source[tuple(slice(length) for length in target.shape)])
+    return small.float()
+
+
+def _cut(config: Any, depth: int, keep: int, vocabulary: int) -> None:
+    """Shorten one config in place: layers, per-layer lists, windows, vocabulary."""
+    for key, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == depth:
+            setattr(config, key, value[:keep])
+        elif isinstance(value, int) and not isinstance(value, bool) and ("window" in key or "chunk_size" in key):
+            if value > _WINDOW and not key.startswith("max_"):
+                setattr(config, key, _WINDOW)
+        elif key.endswith("_token_id"):
+            setattr(config, key, None)
+    if hasattr(config, "num_hidden_layers"):
+        config.num_hidden_layers = keep
+    if hasattr(config, "vocab_size"):
+        config.vocab_size = vocabulary
+
+
+def _layers_of_each_kind(model: PreTrainedModel, layers: AttentionLayers) -> int:
+    """The number of leading layers among which every kind occurs.
+
+    A kind is what attention sees of a layer and what modules the layer is made of, so that a dense layer and one of
+    experts count as two.
+    """
+    blocks = _blocks(model, layers.modules)
+    kinds = []
+    for attention, spec, block in zip(layers.modules, layers.specs, blocks, strict=True):
+        classes = tuple(type(module).__name__ for module in block.modules()) if block is not None else ()
+        flags = tuple(
+            sorted((k, v) for k, v in vars(attention).items() if isinstance(v, (bool, str)) and not k.startswith("_"))
+        )
+        kinds.append((spec, classes, flags))
+    return max(kinds.index(kind) for kind in set(kinds)) + 1
+
+
+def _blocks(model: PreTrainedModel, attention: Sequence[nn.Module]) -> list[nn.Module | None]:
+    """For each attention module the element of the longest module list that it stands in."""
+    found: dict[int, tuple[int, nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                for inner in block.modules():
+                    if len(module) > found.get(id(inner), (0, inner))[0]:
+                        found[id(inner)] = (len(module), block)
+    return [found[id(module)][1] if id(module) in found else None for module in attention]

@@ -1,0 +1,121 @@
+"""RoPE whose frequencies depend on the longest position of a forward, held to one regime.
+
+`longrope` (Phi-3; Ding et al., 2024) and `dynamic` NTK scaling choose frequencies from the longest position in the
+whole batch. Cached keys would then depend on who stood beside them when they were computed. Here the regime is fixed
+once, by the context limit, for our own forwards alone: the owner's calls of the same model object choose as before.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from agentkv.errors import ModelRefused
+
+from .attention import in_own_forward
+
+__all__ = ["FrozenRope", "freeze_rope", "rope_regime"]
+
+
+@dataclass(slots=True)
+class FrozenRope:
+    """Rotary modules whose forward was replaced; `regime` names the choice, "" where nothing had to be chosen."""
+
+    regime: str
+    modules: tuple[nn.Module, ...]
+
+    def restore(self) -> None:
+        """Give the modules their own forward back."""
+        for module in self.modules:
+            module.__dict__.pop("forward", None)
+        self.modules = ()
+
+
+def freeze_rope(model: PreTrainedModel, context_limit: int, *, always: bool = False) -> FrozenRope:
+    """Hold every batch-dependent RoPE of the model to the regime that `context_limit` calls for.
+
+    With always=True for every forward (an oracle on a copy), else for our own alone. Raises ModelRefused for a kind
+    that cannot be held. Costs one small copy per rotary module.
+    """
+    frozen: list[nn.Module] = []
+    for module in model.modules():
+        kinds = _batch_dependent(module)
+        if not kinds:
+            continue
+        _replace_forward(module, _held(module, kinds, context_limit, type(model).__name__), always)
+        frozen.append(module)
+    return FrozenRope(rope_regime(model, context_limit), tuple(frozen))
+
+
+def rope_regime(model: PreTrainedModel, context_limit: int) -> str:
+    """A name for the choice, which belongs to the model's fingerprint; "" where RoPE depends on no batch."""
+    names = []
+    for module in model.modules():
+        for prefix, kind in _batch_dependent(module).items():
+            threshold = _threshold(module, prefix)
+            if kind == "longrope":
+                names.append(f"{prefix}longrope:{'long' if context_limit > threshold else 'short'}")
+            else:
+                names.append(f"{prefix}dynamic:{max(context_limit, threshold)}")
+    return ",".join(sorted(set(names)))
+
+
+def _batch_dependent(module: nn.Module) -> dict[str, str]:
+    """From attribute prefix ("" or "<layer type>_") to the kind of RoPE, for the kinds that look at the batch."""
+    rope_type = getattr(module, "rope_type", None)
+    if isinstance(rope_type, str):
+        found = {"": rope_type}
+    elif isinstance(rope_type, dict):
+        found = {f"{layer_type}_": kind for layer_type, kind in rope_type.items()}
+    else:
+        return {}
+    return {prefix: kind for prefix, kind in found.items() if kind == "longrope" or "dynamic" in kind}
+
+
+def _threshold(module: nn.Module, prefix: str) -> int:
+    """The longest context for which the original frequencies hold, in tokens."""
+    parameters: Any = module.config.rope_parameters
+    if prefix:
+        parameters = parameters[prefix[:-1]]
+    original = parameters.get("original_max_position_embeddings")
+    return int(original if original is not None else module.original_max_seq_len)  # type: ignore[arg-type]
+
+
+def _held(module: nn.Module, kinds: dict[str, str], context_limit: int, model_name: str) -> nn.Module:
+    """A copy of the rotary module with the frequencies of the regime in place."""
+    held = copy.deepcopy(module)
+    for prefix, kind in kinds.items():
+        threshold = _threshold(module, prefix)
+        original = getattr(module, f"{prefix}original_inv_freq")
+        device = getattr(module, f"{prefix}inv_freq").device
+        if context_limit <= threshold:
+            inv_freq = original.clone()
+        else:
+            initialise = ROPE_INIT_FUNCTIONS.get(kind)
+            if initialise is None:
+                raise ModelRefused(model_name, f"its RoPE of kind {kind!r} depends on the batch and cannot be held")
+            arguments = {"layer_type": prefix[:-1]} if prefix else {}
+            length = threshold + 1 if kind == "longrope" else context_limit
+            inv_freq, _ = initialise(module.config, device, seq_len=length, **arguments)
+        setattr(held, f"{prefix}inv_freq", inv_freq.to(device))
+    return held
+
+
+def _replace_forward(module: nn.Module, held: nn.Module, always: bool) -> None:
+    own: Callable[..., tuple[Tensor, Tensor]] = module.forward
+    undecorated = inspect.unwrap(type(module).forward)
+
+    def forward(*positional: Any, **arguments: Any) -> tuple[Tensor, Tensor]:
+        if always or in_own_forward():
+            result: tuple[Tensor, Tensor] = undecorated(held, *positional, **arguments)
+            return result
+        return own(*positional, **arguments)
+
+    module.forward = forward  # type: ignore[method-assign]

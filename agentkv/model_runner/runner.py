@@ -1,0 +1,145 @@
+"""Runs packed steps of a transformers model over a KV store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentkv_kernels import AttentionMetadata, Backend, KVStore, plan
+
+from .attention import AttentionCall, AttentionSwitch, handling
+from .layers import AttentionLayers
+from .rope import FrozenRope
+
+__all__ = ["ModelRunner", "PackedSequence", "forward_packed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequence:
+    """One sequence's share of a step.
+
+    |---------- context_len ----------|-- token_ids --|
+    """
+
+    token_ids: Sequence[int]
+    context_len: int
+    page_ids: Sequence[int]
+    """Pages of the sequence in order; they hold at least context_len + len(token_ids) tokens."""
+    logits: Literal["none", "last", "all"] = "last"
+
+
+class _PagedAttention:
+    """Stores each layer's new keys and values, then attends over the pages."""
+
+    def __init__(
+        self, store: KVStore, backend: Backend, metadata: AttentionMetadata, layer_of: Mapping[int, int]
+    ) -> None:
+        self._store, self._backend, self._metadata, self._layer_of = store, backend, metadata, layer_of
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        layer = self._layer_of[id(call.module)]
+        self._backend.store_kv(self._store, layer, call.key, call.value, self._metadata.slot_mapping)
+        return self._backend.attend(
+            self._store,
+            layer,
+            call.query,
+            self._metadata,
+            scale=call.scale,
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+
+
+def forward_packed(
+    model: PreTrainedModel,
+    sequences: Sequence[PackedSequence],
+    store: KVStore,
+    backend: Backend,
+    layer_of: Mapping[int, int],
+) -> Tensor:
+    """One forward over all sequences, without padding; logits [rows, vocab] in the order of the sequences.
+
+    A sequence contributes no row, the row of its last token, or one for each token, as its `logits` says. The keys and
+    values of every token are in its pages afterwards.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    rows: list[int] = []
+    for sequence in sequences:
+        first = len(token_ids)
+        token_ids.extend(sequence.token_ids)
+        positions.extend(range(sequence.context_len, sequence.context_len + len(sequence.token_ids)))
+        if sequence.logits == "all":
+            rows.extend(range(first, len(token_ids)))
+        elif sequence.logits == "last":
+            rows.append(len(token_ids) - 1)
+    device = store.device
+    metadata = plan(
+        [len(sequence.token_ids) for sequence in sequences],
+        [sequence.context_len for sequence in sequences],
+        [sequence.page_ids for sequence in sequences],
+        page_size=store.page_size,
+        device=device,
+    )
+    with torch.inference_mode(), handling(_PagedAttention(store, backend, metadata, layer_of)):
+        output = model(
+            input_ids=torch.tensor([token_ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            use_cache=False,
+            # With nobody asking, one row is still computed: some heads cannot take an empty selection.
+            logits_to_keep=torch.tensor(rows or [len(token_ids) - 1], device=device),
+        )
+    logits: Tensor = output.logits[0]
+    return logits if rows else logits[:0]
+
+
+class ModelRunner:
+    """A switched model with its KV store: the device side of an engine.
+
+    Owned by one thread while it runs. `close` gives the model object back as it was.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        switch: AttentionSwitch,
+        rope: FrozenRope,
+        layers: AttentionLayers,
+        store: KVStore,
+        backend: Backend,
+        context_limit: int,
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.backend = backend
+        self.context_limit = context_limit
+        self.layers = layers
+        self._switch = switch
+        self._rope = rope
+        self._layer_of = layers.index()
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the input embedding: token ids must be below it."""
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr,arg-type]
+
+    def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
+        """Copy whole pages over all layers, before the forward that reads them."""
+        if source_page_ids:
+            self.backend.copy_pages(self.store, source_page_ids, destination_page_ids)
+
+    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
+        """One step: logits [rows, vocab], see `forward_packed`."""
+        return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of)
+
+    def close(self) -> None:
+        """Give the model its own attention and RoPE back. A second call does nothing."""
+        self._switch.restore()
+        self._rope.restore()

@@ -1,0 +1,46 @@
+"""Verdicts of the probe, kept by fingerprint, so that a model is judged once."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+
+from agentkv import __version__
+
+__all__ = ["Verdicts"]
+
+
+class Verdicts:
+    """A folder of small files, one for each model that passed. A refusal is not kept: it is found again each time.
+
+    The versions of agentkv, transformers and torch are part of the name, for each of them may change a verdict.
+    What cannot be read or written counts as not known.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def passed(self, fingerprint: bytes) -> bool:
+        """Whether this very model passed the probe under these very versions."""
+        return self._path(fingerprint).is_file()
+
+    def record(self, fingerprint: bytes, model: str) -> None:
+        """Keep that it passed."""
+        note = {"model": model, "agentkv": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self._folder)
+            with os.fdopen(handle, "w") as file:
+                json.dump(note, file)
+            os.replace(temporary, self._path(fingerprint))
+        except OSError:
+            return
+
+    def _path(self, fingerprint: bytes) -> Path:
+        versions = f"{__version__}-{transformers.__version__}-{torch.__version__}"
+        return self._folder / f"{fingerprint.hex()}-{versions}.json"

@@ -1,0 +1,8 @@
+"""The runtime: an engine behind an async interface."""
+
+from .admission import Rate
+from .config import RuntimeConfig
+from .runtime import Runtime
+from .stream import Stream
+
+__all__ = ["Rate", "Runtime", "RuntimeConfig", "Stream"]

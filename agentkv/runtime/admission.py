@@ -1,0 +1,125 @@
+"""Who may enter the queue: a bound on waiting calls, and rates per name or tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncio_throttle import Throttler
+
+from agentkv.errors import ConfigError, QueueFull
+
+from .bridge import post
+
+__all__ = ["Gate", "Rate", "RateLimits"]
+
+_THROTTLERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `requests` calls in any `seconds`, for each name (of an agent) or each cache_salt (of a tenant)."""
+
+    requests: int
+    seconds: float = 1.0
+    by: Literal["name", "cache_salt"] = "name"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.requests, bool) or not isinstance(self.requests, int) or self.requests < 1:
+            raise ConfigError(f"Rate.requests must be an int of at least 1, got {self.requests!r}")
+        if not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
+            raise ConfigError(f"Rate.seconds must be a number above 0, got {self.seconds!r}")
+        if self.by not in ("name", "cache_salt"):
+            raise ConfigError(f'Rate.by must be "name" or "cache_salt", got {self.by!r}')
+
+
+class _SharedThrottler(Throttler):  # type: ignore[misc]  # the library ships no types
+    """A Throttler that calls on several threads' loops can share: looking and booking are one act."""
+
+    def __init__(self, rate_limit: int, period: float) -> None:
+        super().__init__(rate_limit, period)
+        self._lock = threading.Lock()
+
+    async def acquire(self) -> None:
+        while True:
+            with self._lock:
+                self.flush()
+                if len(self._task_logs) < self.rate_limit:
+                    self._task_logs.append(time.monotonic())
+                    return
+            await asyncio.sleep(self.retry_interval)
+
+
+class RateLimits:
+    """One throttler for each name or salt, the least recently used forgotten beyond 4,096."""
+
+    def __init__(self, rate: Rate | None) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._throttlers: OrderedDict[str | None, _SharedThrottler] = OrderedDict()
+
+    async def wait(self, *, name: str | None, cache_salt: str | None) -> None:
+        """Return when a call of this name and salt may start."""
+        if self._rate is None:
+            return
+        key = name if self._rate.by == "name" else cache_salt
+        with self._lock:
+            throttler = self._throttlers.get(key)
+            if throttler is None:
+                throttler = self._throttlers[key] = _SharedThrottler(self._rate.requests, self._rate.seconds)
+                if len(self._throttlers) > _THROTTLERS:
+                    self._throttlers.popitem(last=False)
+            self._throttlers.move_to_end(key)
+        await throttler.acquire()
+
+
+class Gate:
+    """At most `limit` calls between `enter` and `leave`; used by tasks on any loop of any thread, first come first in."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+
+    def enter_or_raise(self) -> None:
+        """Enter now, or raise QueueFull."""
+        with self._lock:
+            if self._inside >= self._limit:
+                raise QueueFull(self._inside, self._limit)
+            self._inside += 1
+
+    async def enter(self) -> None:
+        """Enter, waiting for room. A cancelled wait takes no place."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._inside < self._limit and not self._waiters:
+                self._inside += 1
+                return
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.append((loop, waiter))
+        try:
+            await waiter
+        except BaseException:
+            with self._lock:
+                still_waiting = (loop, waiter) in self._waiters
+                if still_waiting:
+                    self._waiters.remove((loop, waiter))
+            if not still_waiting:
+                # The place was given in the moment of the cancellation: pass it on.
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Give a place back, to the longest waiting if there is one. Callable from any thread."""
+        with self._lock:
+            while self._waiters:
+                loop, waiter = self._waiters.popleft()
+                if not loop.is_closed():
+                    post(loop, lambda: waiter.done() or waiter.set_result(None))
+                    return
+            self._inside -= 1

@@ -1,0 +1,80 @@
+"""From the engine's thread to whichever event loop a call was made on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from agentkv.calls import Update
+
+__all__ = ["Mailbox", "await_result", "post"]
+
+_T = TypeVar("_T")
+
+
+async def await_result(future: Future[_T]) -> _T:
+    """Await a thread's future from any loop. Cancelling the await leaves the future itself alone."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    future.add_done_callback(lambda _: post(loop, wake))
+    await waiter
+    return future.result()
+
+
+def post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Run `callback` soon on a loop that may belong to another thread, and may be gone."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        # The loop was closed while its call was running, as asyncio.run does on an error: nobody is left to tell.
+        if not loop.is_closed():
+            raise
+
+
+class Mailbox:
+    """Updates of one call, put in by the engine's thread and taken out on one event loop.
+
+    The engine waits for no reader: what is not read yet stands here, and one wake-up a time is on its way however
+    many updates came.
+    """
+
+    def __init__(self, on_admitted: Callable[[], None] = lambda: None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._updates: deque[Update] = deque()
+        self._arrived = asyncio.Event()
+        self._waking = False
+        self._on_admitted = on_admitted
+
+    def deliver(self, updates: Sequence[Update]) -> None:
+        """Called on the engine's thread."""
+        self._updates.extend(updates)
+        if not self._waking:
+            self._waking = True
+            post(self._loop, self._wake)
+
+    def admitted(self) -> None:
+        """Called on the engine's thread."""
+        self._on_admitted()
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._arrived.set()
+
+    async def take(self) -> list[Update]:
+        """All updates that are there, at least one, in order."""
+        while not self._updates:
+            self._arrived.clear()
+            if not self._updates:
+                await self._arrived.wait()
+        taken = []
+        while self._updates:
+            taken.append(self._updates.popleft())
+        return taken

@@ -1,0 +1,102 @@
+"""The options of a Runtime, checked where they are made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentkv.errors import ConfigError
+from agentkv.policies import make_policy
+from agentkv_radix import Listener, Policy
+
+from .admission import Rate
+
+__all__ = ["RuntimeConfig", "parse_bytes"]
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_LATER = {
+    "weights": "low-bit weights",
+    "kv_dtype": "a KV dtype other than the model's",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """What `Runtime(model, …)` was given; see there for the meaning of each."""
+
+    model: Any
+    tokenizer: Any = None
+    adapter: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+    dtype: Any = "auto"
+    weights: None = None
+    device: str | None = None
+    backend: str | None = None
+    kv_dtype: None = None
+    threads: int | None = None
+    context_limit: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    memory: int | str | None = None
+    max_num_batched_tokens: int = 1024
+    max_num_seqs: int = 64
+    max_queue: int = 1024
+    on_full: Literal["wait", "raise"] = "wait"
+    rate_limit: Rate | None = None
+    policy: str | Policy = "lru"
+    seed: int = 0
+    listener: Listener | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name, what in _LATER.items():
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name}=: {what} comes with a later version of agentkv; leave it out")
+        for name in ("threads", "context_limit", "page_size", "max_num_batched_tokens", "max_num_seqs", "max_queue"):
+            _at_least(name, getattr(self, name), 1, optional=name in ("threads", "context_limit"))
+        _at_least("num_pages", self.num_pages, 2, optional=True)
+        if self.num_pages is not None and self.memory is not None:
+            raise ConfigError("num_pages= and memory= both size the pool; give one of them")
+        if self.memory is not None:
+            parse_bytes(self.memory)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running call may need one token in a step"
+            )
+        if self.on_full not in ("wait", "raise"):
+            raise ConfigError(f'on_full must be "wait" or "raise", got {self.on_full!r}')
+        if self.rate_limit is not None and not isinstance(self.rate_limit, Rate):
+            raise ConfigError(f"rate_limit must be a Rate(requests, seconds), got {self.rate_limit!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed must be an int, got {self.seed!r}")
+        if self.listener is not None and not callable(getattr(self.listener, "on_event", None)):
+            raise ConfigError(f"listener must have a method on_event(event), got {type(self.listener).__name__}")
+        make_policy(self.policy)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes."""
+        return None if self.memory is None else parse_bytes(self.memory)
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from a number or from text like "4GiB" or "500 MB". Raises ConfigError."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 1:
+            raise ConfigError(f"memory must be at least 1 byte, got {size}")
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size) if isinstance(size, str) else None
+    if found is None or found[2].lower() not in _UNITS:
+        raise ConfigError(f'memory must be bytes or text like "4GiB" or "500MB", got {size!r}')
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def _at_least(name: str, value: object, minimum: int, *, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{name} must be an int of at least {minimum}, got {value!r}")

@@ -1,0 +1,136 @@
+"""Opens the engine behind a Runtime: model, kernels, pool, cache, scheduler. Runs on the engine's thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentkv.errors import RuntimeClosed
+
+from .config import RuntimeConfig
+from .prompt import PromptEncoder
+
+if TYPE_CHECKING:
+    from agentkv.engine import Engine
+
+__all__ = ["Opened", "open_engine"]
+
+_log = logging.getLogger("agentkv")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What callers need to know of an engine that is ready."""
+
+    name: str
+    tokenizer: Any
+    encoder: PromptEncoder
+    context_limit: int
+    fingerprint: bytes
+    adapter: str | None
+    end_token_ids: frozenset[int]
+    page_size: int
+    usable_pages: int
+    ready_seconds: float
+    """From the start of opening to ready, imports of torch and transformers not counted."""
+
+
+def open_engine(
+    config: RuntimeConfig, cancelled: Callable[[], bool], tell: Callable[[Opened], None]
+) -> tuple[Engine, Callable[[], None]]:
+    """The engine, and what gives the model back when its thread ends; `tell` hears of it before any call comes.
+
+    Between its stages it asks whether it is still wanted, and ends with RuntimeClosed where it is not.
+    """
+    import torch
+    import transformers  # noqa: F401  # imported here so that its own time is not taken for the model's
+
+    from agentkv.cache import PrefixCache
+    from agentkv.engine import Engine
+    from agentkv.model_runner import default_context_limit, open_runner, rope_regime
+    from agentkv.models import LoadOptions, ModelStore, fingerprint, resolve
+    from agentkv.scheduler import Scheduler
+
+    def still_wanted() -> None:
+        if cancelled():
+            raise RuntimeClosed("the Runtime was closed while it was being opened")
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    began = time.perf_counter()
+    source = resolve(config.model)
+    loaded = source.load(
+        LoadOptions(
+            dtype=config.dtype,
+            device=config.device,
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
+            adapter=config.adapter,
+            tokenizer=config.tokenizer,
+        )
+    )
+    model = loaded.model
+    undo = [loaded.restore]
+
+    def give_back() -> None:
+        while undo:
+            undo.pop()()
+
+    try:
+        still_wanted()
+        context_limit = default_context_limit(model, config.context_limit)
+        identity = fingerprint(loaded, rope=rope_regime(model, context_limit))
+        still_wanted()
+        runner = open_runner(
+            model,
+            name=loaded.name,
+            fingerprint=identity,
+            verdicts=ModelStore().root / "verdicts",
+            context_limit=context_limit,
+            page_size=config.page_size,
+            num_pages=config.num_pages,
+            memory=config.memory_bytes,
+            backend=config.backend,
+        )
+        undo.append(runner.close)
+        still_wanted()
+        cache = PrefixCache(
+            runner.store.num_pages, page_size=config.page_size, policy=config.policy, listener=config.listener
+        )
+        scheduler = Scheduler(
+            cache, max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs
+        )
+        engine = Engine(runner, scheduler, loaded.tokenizer, strict=config.strict)
+        opened = Opened(
+            name=loaded.name,
+            tokenizer=loaded.tokenizer,
+            encoder=PromptEncoder(
+                loaded.tokenizer, vocab_size=runner.vocab_size, chat_template=config.chat_template
+            ),
+            context_limit=context_limit,
+            fingerprint=identity,
+            adapter=config.adapter,
+            end_token_ids=_end_token_ids(model, loaded.tokenizer),
+            page_size=config.page_size,
+            usable_pages=cache.usable_pages,
+            ready_seconds=time.perf_counter() - began,
+        )
+        tell(opened)
+    except BaseException:
+        give_back()
+        raise
+    _log.info("%s ready in %.2f s", loaded.name, opened.ready_seconds)
+    return engine, give_back
+
+
+def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Ids that end an answer: the generation config's, else the config's, else the tokenizer's."""
+    for owner in (model.generation_config, model.config, tokenizer):
+        ids = getattr(owner, "eos_token_id", None)
+        if ids is not None:
+            return frozenset((ids,) if isinstance(ids, int) else ids)
+    return frozenset()
+

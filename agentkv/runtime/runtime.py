@@ -1,0 +1,366 @@
+"""The async face of one model over one prefix cache."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from xxhash import xxh3_64_intdigest
+
+from agentkv.calls import Call
+from agentkv.errors import ConfigError, ContextOverflow, PromptTooLarge, RuntimeClosed
+from agentkv.namespaces import namespace_of
+from agentkv.reply import Reply
+from agentkv.report import Report
+from agentkv.sampling_params import SamplingParams
+from agentkv.worker import Worker
+from agentkv_radix import Listener, Policy
+
+from .admission import Gate, Rate, RateLimits
+from .bridge import Mailbox, await_result
+from .config import RuntimeConfig
+from .opening import Opened, open_engine
+from .prompt import Prompt
+from .stream import Stream, Submitted
+
+__all__ = ["Runtime"]
+
+_DEFAULT_MAX_TOKENS = 1024
+_INLINE_CHARACTERS = 2_000
+"""Prompts shorter than this are encoded on the event loop, which costs less than a change of thread."""
+
+
+class Runtime:
+    """Runs one Hugging Face model in this process; every prompt prefix that is resident is computed once.
+
+        async with agentkv.Runtime("smollm2-135m") as runtime:
+            reply = await runtime.generate("The capital of France is", max_tokens=8)
+
+    Belongs to no event loop: calls may come from several loops and threads, each is answered on its own loop. The
+    model runs on one thread of its own.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        adapter: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        chat_template: str | Path | None = None,
+        dtype: Any = "auto",
+        weights: None = None,
+        device: str | None = None,
+        backend: str | None = None,
+        kv_dtype: None = None,
+        threads: int | None = None,
+        context_limit: int | None = None,
+        page_size: int = 16,
+        num_pages: int | None = None,
+        memory: int | str | None = None,
+        max_num_batched_tokens: int = 1024,
+        max_num_seqs: int = 64,
+        max_queue: int = 1024,
+        on_full: Literal["wait", "raise"] = "wait",
+        rate_limit: Rate | None = None,
+        policy: str | Policy = "lru",
+        seed: int = 0,
+        listener: Listener | None = None,
+        strict: bool = False,
+    ) -> None:
+        """Check the options and return at once; nothing is loaded before `start` or the first awaited call.
+
+        model                   a built-in name ("smollm2-135m"), a local folder, a .gguf file, a hub id, or a
+                                loaded transformers model, which answers as before while it is served, and after
+        tokenizer               of a model that comes without one; a path, a hub id or an object
+        adapter                 a LoRA folder or hub id, merged at load (needs peft)
+        chat_template           a template's text, or the Path of a file, instead of the tokenizer's own
+        dtype                   "auto": a model object keeps its own; else bf16 where the processor multiplies it,
+                                fp32 elsewhere. Or "float32", "bfloat16", "float16", or a torch dtype
+        device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
+        threads                 torch's threads, which are the whole process's; None leaves them as they are
+        context_limit           tokens of prompt and answer together; by default the model's own
+        page_size               tokens a page
+        num_pages or memory     the pool, in pages (one of them the null page) or in bytes ("4GiB"); by default 90 %
+                                of a GPU's free memory, or a quarter of the available memory and at most 8 GiB
+        max_num_batched_tokens  tokens in one step
+        max_num_seqs            calls that run at once
+        max_queue, on_full      calls that may wait; beyond that a call waits to queue, or raises QueueFull
+        rate_limit              Rate(requests, seconds, by="name" | "cache_salt")
+        policy                  what to evict first: "lru", "lfu", "superseded-first", or an object with key(node)
+        seed                    calls without a seed of their own draw from this, their prompt and their name
+        listener                hears of stored, hit and evicted runs of pages, on the engine's thread
+        strict                  recount the books after every step: slow, for tests
+
+        Raises ConfigError for a wrong option, TypeError for an unknown one. `weights` and `kv_dtype` come later.
+        """
+        if isinstance(chat_template, Path):
+            chat_template = _read_template(chat_template)
+        self._config = RuntimeConfig(
+            model=model, tokenizer=tokenizer, adapter=adapter, revision=revision, trust_remote_code=trust_remote_code,
+            chat_template=chat_template, dtype=dtype, weights=weights, device=device, backend=backend,
+            kv_dtype=kv_dtype, threads=threads, context_limit=context_limit, page_size=page_size,
+            num_pages=num_pages, memory=memory, max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs, max_queue=max_queue, on_full=on_full, rate_limit=rate_limit,
+            policy=policy, seed=seed, listener=listener, strict=strict,
+        )  # fmt: skip
+        self._gate = Gate(max_queue)
+        self._rates = RateLimits(rate_limit)
+        self._call_ids = itertools.count()
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._starting = 0
+        self._opened: Opened | None = None
+        self._closed = False
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model, off the event loop; returns when calls can be served. Once is enough, more is harmless.
+
+        Cancelling the last task that waits here gives the loading up; a later start begins anew.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeClosed("this Runtime is closed; open a new one")
+            if self._worker is None:
+                self._worker = Worker(lambda cancelled: open_engine(self._config, cancelled, self._tell))
+                self._worker.start()
+            worker = self._worker
+            self._starting += 1
+        try:
+            await await_result(worker.ready)
+        except asyncio.CancelledError:
+            with self._lock:
+                if self._starting == 1 and not worker.ready.done():
+                    worker.close()
+                    self._worker = None
+            raise
+        except BaseException:
+            with self._lock:
+                if self._worker is worker:
+                    self._worker = None
+            raise
+        finally:
+            with self._lock:
+                self._starting -= 1
+
+    def _tell(self, opened: Opened) -> None:
+        self._opened = opened
+
+    async def close(self) -> None:
+        """End the engine and give the model back. Calls that are still running raise RuntimeClosed.
+
+        Waits for the step that is running and for nothing else. Twice is harmless.
+        """
+        with self._lock:
+            self._closed = True
+            worker = self._worker
+        if worker is not None:
+            worker.close()
+            await asyncio.to_thread(worker.join)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def warmup(self) -> None:
+        """Run a few tokens, so that the first call does not pay for what torch sets up at its first forward."""
+        await self.generate([0] * 8, max_tokens=2, cache=False, ignore_eos=True)
+
+    # -- what is served -----------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, None where it has none. Known once started."""
+        return self._ready().tokenizer
+
+    @property
+    def context_limit(self) -> int:
+        """Tokens of prompt and answer together. Known once started."""
+        return self._ready().context_limit
+
+    @property
+    def ready_seconds(self) -> float:
+        """How long opening took, the imports of torch and transformers not counted. Known once started."""
+        return self._ready().ready_seconds
+
+    def count_tokens(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> int:
+        """Tokens of a prompt as `generate` would send it. Known once started."""
+        _refuse_tools(tools, "auto")
+        return len(self._ready().encoder.encode(prompt))
+
+    def report(self, *, since: Report | None = None) -> Report:
+        """Figures as of the end of the last step, of all that happened or of what came after an earlier report."""
+        snapshot = self._serving().snapshot
+        assert snapshot is not None, "a started engine has a snapshot"
+        return Report(self._ready().name, snapshot, since.snapshot if since is not None else None)
+
+    def check(self) -> None:
+        """Prove the books by a full recount between two steps; AssertionError names what is off.
+
+        Blocks until the running step has ended: for tests.
+        """
+        self._serving().ask(lambda engine: engine.check()).result()
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Any] = (),
+        tool_choice: str = "auto",
+        n: int = 1,
+        cache: bool = True,
+        cache_salt: str | None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        timeout: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Reply | list[Reply]:
+        """Continue a prompt: raw text, token ids, or messages (by the chat template). n > 1 gives a list of replies.
+
+        cache       False neither reads nor feeds the cache
+        cache_salt  calls share pages only with calls of an equal salt
+        name, tags  who calls, for reports
+        timeout     seconds for the whole call, waiting included; then TimeoutError
+        sampling    see SamplingParams; max_tokens=None is what context and pool leave, at most 1,024
+
+        Cancelling the task aborts the call at the next step. Raises ContextOverflow and PromptTooLarge with the
+        numbers, QueueFull, ValueError and TypeError for arguments that cannot be, RuntimeClosed, EngineFailed.
+        """
+        stream = self.stream(
+            prompt, tools=tools, tool_choice=tool_choice, n=n, cache=cache, cache_salt=cache_salt, name=name,
+            tags=tags, timeout=timeout, chat_template_kwargs=chat_template_kwargs, **sampling,
+        )  # fmt: skip
+        async with stream:
+            replies = await stream.replies()
+        return replies[0] if n == 1 else replies
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Any] = (),
+        tool_choice: str = "auto",
+        n: int = 1,
+        cache: bool = True,
+        cache_salt: str | None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        timeout: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
+        _refuse_tools(tools, tool_choice)
+        params = SamplingParams.from_kwargs(**sampling)
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n must be an int of at least 1, got {n!r}")
+        if n > 1 and params.greedy:
+            raise ValueError("n > 1 with temperature 0 would give n equal answers; set a temperature, or n=1")
+        if n > self._config.max_num_seqs:
+            raise ValueError(f"n={n} answers start together, and max_num_seqs is {self._config.max_num_seqs}")
+
+        async def submit() -> Submitted:
+            await self.start()
+            opened = self._ready()
+            token_ids = await _encode(opened, prompt, chat_template_kwargs)
+            call = Call(
+                call_id=next(self._call_ids),
+                prompt_token_ids=token_ids,
+                params=_with_max_tokens(params, len(token_ids), n, opened),
+                seed=params.seed if params.seed is not None else self._derived_seed(token_ids, name),
+                n=n,
+                namespace=namespace_of(opened.fingerprint, adapter=opened.adapter, salt=cache_salt),
+                name=name,
+                use_cache=cache,
+                end_token_ids=frozenset(params.stop_token_ids)
+                | (frozenset() if params.ignore_eos else opened.end_token_ids),
+                arrived=time.monotonic(),
+            )
+            return await self._submit(call, cache_salt)
+
+        return Stream(submit, n, timeout)
+
+    async def _submit(self, call: Call, cache_salt: str | None) -> Submitted:
+        """Wait for a place in the queue, and hand the call to the engine."""
+        await self._rates.wait(name=call.name, cache_salt=cache_salt)
+        if self._config.on_full == "raise":
+            self._gate.enter_or_raise()
+        else:
+            await self._gate.enter()
+        mailbox = Mailbox(on_admitted=self._gate.leave)
+        worker = self._serving()
+        try:
+            worker.submit(call, mailbox)
+        except BaseException:
+            self._gate.leave()
+            raise
+        return Submitted(worker, call.call_id, mailbox)
+
+    def _derived_seed(self, token_ids: tuple[int, ...], name: str | None) -> int:
+        """From the runtime's seed, the prompt and the name, so that the order of arrival changes nothing."""
+        text = f"{self._config.seed}/{name!r}/".encode()
+        return xxh3_64_intdigest(text + array("q", token_ids).tobytes())
+
+    def _ready(self) -> Opened:
+        if self._opened is None:
+            raise RuntimeError("this Runtime has not been started: use `async with`, or await start() first")
+        return self._opened
+
+    def _serving(self) -> Worker:
+        if self._worker is None:
+            raise RuntimeError("this Runtime has not been started: use `async with`, or await start() first")
+        return self._worker
+
+
+async def _encode(
+    opened: Opened, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None
+) -> tuple[int, ...]:
+    if isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS:
+        return await asyncio.to_thread(opened.encoder.encode, prompt)
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        return await asyncio.to_thread(opened.encoder.encode, prompt, chat_template_kwargs)
+    return opened.encoder.encode(prompt, chat_template_kwargs)
+
+
+def _with_max_tokens(params: SamplingParams, prompt_tokens: int, n: int, opened: Opened) -> SamplingParams:
+    """The parameters with max_tokens set, or ContextOverflow or PromptTooLarge with the numbers."""
+    context_left = opened.context_limit - prompt_tokens
+    pool_left = opened.usable_pages * opened.page_size - prompt_tokens
+    max_tokens = params.max_tokens
+    if max_tokens is None:
+        max_tokens = max(1, min(_DEFAULT_MAX_TOKENS, context_left, pool_left))
+    if max_tokens > context_left:
+        raise ContextOverflow(prompt_tokens, max_tokens, opened.context_limit)
+    # The n answers share the prompt's whole pages and each goes on in pages of its own.
+    shared = prompt_tokens // opened.page_size if n > 1 else 0
+    each = -(-(prompt_tokens + max_tokens) // opened.page_size) - shared
+    if shared + n * each > opened.usable_pages:
+        raise PromptTooLarge(shared + n * each, opened.usable_pages, opened.page_size)
+    return SamplingParams.from_kwargs(params, max_tokens=max_tokens)
+
+
+def _refuse_tools(tools: Sequence[Any], tool_choice: str) -> None:
+    if tools or tool_choice != "auto":
+        raise ConfigError("tools= and tool_choice= come with a later version of agentkv; leave them out")
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"chat_template: {path} cannot be read ({error.strerror})") from error

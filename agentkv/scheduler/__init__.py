@@ -1,0 +1,16 @@
+"""What each step computes: requests, plans and the scheduler. Needs no torch."""
+
+from .plan import Chunk, Plan, Refusal
+from .request import Request, RequestState
+from .scheduler import MATCHED_EACH_STEP, PASSED_OVER_LIMIT, Scheduler
+
+__all__ = [
+    "MATCHED_EACH_STEP",
+    "PASSED_OVER_LIMIT",
+    "Chunk",
+    "Plan",
+    "Refusal",
+    "Request",
+    "RequestState",
+    "Scheduler",
+]

@@ -1,0 +1,236 @@
+"""The engine's thread: takes calls from any thread, steps while there is work, hands the updates out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from agentkv.calls import Call, CallFailed, ChoiceEnded, Update
+from agentkv.counters import Snapshot
+from agentkv.errors import EngineFailed, RuntimeClosed
+
+if TYPE_CHECKING:
+    from agentkv.engine import Engine
+
+__all__ = ["OpenEngine", "Sink", "Worker"]
+
+_log = logging.getLogger("agentkv")
+_T = TypeVar("_T")
+
+_JOIN_SECONDS = 60.0
+"""How long closing waits for the step that is running."""
+
+
+class Sink(Protocol):
+    """Where a call's updates go. Called on the engine's thread: it must return at once."""
+
+    def deliver(self, updates: Sequence[Update]) -> None: ...
+
+    def admitted(self) -> None:
+        """The call has left the queue."""
+
+
+class OpenEngine(Protocol):
+    """Makes the engine on its own thread; `cancelled` turns true when nobody wants it any more."""
+
+    def __call__(self, cancelled: Callable[[], bool]) -> tuple[Engine, Callable[[], None]]:
+        """The engine, and what to call when its thread ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something to do between two steps, and what to do instead when the engine is gone."""
+
+    run: Callable[[Engine], None]
+    fail: Callable[[Exception], None]
+
+
+class Worker:
+    """One engine on one daemon thread.
+
+    Every method may be called from any thread. Between two steps, and only there, the thread takes what was asked:
+    calls, aborts, questions. An error that no single call can own ends the thread: each waiting and later call then
+    raises EngineFailed from it. `close` never waits for work, only for the step that is running.
+    """
+
+    def __init__(self, open_engine: OpenEngine) -> None:
+        self._open_engine = open_engine
+        self._commands: deque[_Command] = deque()
+        self._wake = threading.Condition()
+        self._sinks: dict[int, Sink] = {}
+        self._queued: set[int] = set()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self.ready: Future[Engine] = Future()
+        """Done when the engine can take calls, or when opening it failed."""
+        self.snapshot: Snapshot | None = None
+        """As of the end of the last step; None before the engine is ready."""
+        self._thread = threading.Thread(target=self._run, name="agentkv-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to open the engine. Returns at once."""
+        self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Closed, or about to be."""
+        return self._closing
+
+    # -- asked from any thread ----------------------------------------------------------------------------------
+
+    def submit(self, call: Call, sink: Sink) -> None:
+        """Queue a call; its updates go to `sink`. Raises RuntimeClosed or EngineFailed when it is too late."""
+
+        def add(engine: Engine) -> None:
+            self._sinks[call.call_id] = sink
+            self._queued.add(call.call_id)
+            try:
+                engine.add(call)
+            except Exception as error:
+                self._deliver([CallFailed(call.call_id, error)])
+
+        def fail(error: Exception) -> None:
+            sink.admitted()
+            sink.deliver([CallFailed(call.call_id, error)])
+
+        self._post(_Command(add, fail))
+
+    def abort(self, call_id: int) -> Future[None]:
+        """End a call before the next step; nothing more is delivered. Done when nothing of it is left in the engine."""
+
+        def abort(engine: Engine) -> None:
+            self._forget(call_id)
+            engine.abort(call_id)
+
+        return self.ask(abort)
+
+    def cancel(self, call_id: int, *, keep: bool) -> Future[None]:
+        """As abort, with a "cancelled" reply delivered for each choice that has not ended; see `Engine.cancel`."""
+        return self.ask(lambda engine: self._deliver(engine.cancel(call_id, keep=keep)))
+
+    def ask(self, question: Callable[[Engine], _T]) -> Future[_T]:
+        """Run a function on the engine's thread between two steps. Once the thread has ended the answer is an error."""
+        answer: Future[_T] = Future()
+
+        def run(engine: Engine) -> None:
+            try:
+                answer.set_result(question(engine))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        try:
+            self._post(_Command(run, answer.set_exception))
+        except (RuntimeClosed, EngineFailed) as error:
+            answer.set_exception(error)
+        return answer
+
+    def close(self) -> None:
+        """Ask the thread to end; calls that are not finished fail with RuntimeClosed. Returns at once."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, at most a minute."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+            if self._thread.is_alive():
+                _log.warning("the engine did not end within %d s of being closed; left to itself", _JOIN_SECONDS)
+
+    def _post(self, command: _Command) -> None:
+        with self._wake:
+            if self._failure is not None:
+                raise EngineFailed(f"the engine ended: {self._failure!r}") from self._failure
+            if self._closing:
+                raise RuntimeClosed("this Runtime is closed; open a new one")
+            self._commands.append(command)
+            self._wake.notify_all()
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            engine, dispose = self._open_engine(lambda: self._closing)
+        except BaseException as error:
+            self._end(error)
+            self.ready.set_exception(error)
+            return
+        self.snapshot = engine.snapshot()
+        failure: BaseException | None = None
+        try:
+            self.ready.set_result(engine)
+            self._serve(engine)
+        except BaseException as error:
+            _log.exception("the engine's thread died")
+            failure = error
+        finally:
+            self._end(failure)
+            dispose()
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            with self._wake:
+                while engine.is_idle and not self._commands and not self._closing:
+                    self._wake.wait()
+                if self._closing:
+                    return
+                commands, self._commands = self._commands, deque()
+            for command in commands:
+                command.run(engine)
+            if not engine.is_idle:
+                updates = engine.step()
+                self.snapshot = engine.snapshot()
+                self._tell_admitted(engine)
+                self._deliver(updates)
+
+    def _tell_admitted(self, engine: Engine) -> None:
+        for call_id in [call_id for call_id in self._queued if engine.is_admitted(call_id)]:
+            self._queued.discard(call_id)
+            sink = self._sinks.get(call_id)
+            if sink is not None:
+                sink.admitted()
+
+    def _deliver(self, updates: Sequence[Update]) -> None:
+        """Hand each call its updates, in order; a sink that raises loses its call, and nobody else anything."""
+        by_call: dict[int, list[Update]] = {}
+        for update in updates:
+            by_call.setdefault(update.call_id, []).append(update)
+        for call_id, own in by_call.items():
+            sink = self._sinks.get(call_id)
+            if sink is None:
+                continue
+            ended = isinstance(own[-1], CallFailed) or (isinstance(own[-1], ChoiceEnded) and own[-1].last)
+            if ended:
+                self._forget(call_id)
+            try:
+                sink.deliver(own)
+            except Exception:
+                _log.exception("the receiver of call %d raised; the call is ended", call_id)
+                if not ended:
+                    self.abort(call_id)
+
+    def _forget(self, call_id: int) -> None:
+        sink = self._sinks.pop(call_id, None)
+        if call_id in self._queued:
+            self._queued.discard(call_id)
+            if sink is not None:
+                sink.admitted()
+
+    def _end(self, failure: BaseException | None) -> None:
+        """Nothing more will be served: answer everybody who waits."""
+        with self._wake:
+            self._closing = True
+            self._failure = failure
+            commands, self._commands = self._commands, deque()
+        reason: Exception = RuntimeClosed("this Runtime was closed while the call was running")
+        if failure is not None:
+            reason = EngineFailed(f"the engine ended: {failure!r}")
+            reason.__cause__ = failure
+        for command in commands:
+            command.fail(reason)
+        self._deliver([CallFailed(call_id, reason) for call_id in list(self._sinks)])
