@@ -115,6 +115,35 @@ def test_a_row_of_a_mixed_batch_gets_what_it_gets_alone(batch: list[Row]) -> Non
         assert torch.equal(scores, process_logits(row.logits.float().unsqueeze(0), [row.state()])[0])
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    spread=st.floats(0.0, 6.0),
+    top_p=st.floats(0.0, 1.0) | st.floats(0.9, 1.0),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=200)
+def test_top_p_over_a_large_vocabulary_equals_its_processor(
+    seed: int, spread: float, top_p: float, dtype: torch.dtype
+) -> None:
+    """From flat rows, whose edge lies deep and among equals, to peaked ones."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(2, 3000, generator=generator) * torch.tensor([[spread], [4.0]])).to(dtype)
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    scores = process_logits(logits, [SamplingState(params)] * 2)
+    expected = TopPLogitsWarper(top_p)(None, logits.float()) if top_p < 1.0 else logits.float()
+    assert torch.equal(scores, expected)
+
+
+def test_top_p_on_the_very_edge_equals_its_processor() -> None:
+    """Powers of two make the sums exact, so that top_p falls on them; and one step of fp32 on either side."""
+    logits = torch.tensor([[-1.0, -2.0, -3.0, -4.0, -5.0, -5.0]]) * torch.tensor(2.0).log()
+    for total in (0.5, 0.75, 0.875, 0.9375, 0.96875):
+        for top_p in (total, total - 2.0**-24, total + 2.0**-24):
+            params = SamplingParams(temperature=1.0, top_p=top_p)
+            scores = process_logits(logits, [SamplingState(params)])
+            assert torch.equal(scores, TopPLogitsWarper(top_p)(None, logits)), top_p
+
+
 @pytest.mark.parametrize("vocab", [1000, 49152])
 def test_rows_of_a_real_vocabulary_equal_the_chain_of_processors(vocab: int) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -103,7 +103,7 @@ def test_greedy_takes_the_first_of_equal_logits(dtype: torch.dtype) -> None:
 
 
 def probability_of_a_worse_fit(counts: Tensor, probs: Tensor) -> float:
-    """Pearson's chi-square; outcomes expected less than 5 times share one bin, as the test's validity asks."""
+    """Pearson's chi-square; outcomes expected less than 5 times share one bin, as its validity asks."""
     assert counts[probs == 0].sum() == 0
     expected = probs.double() * counts.sum()
     likely = expected >= 5
