@@ -28,7 +28,9 @@ class _Recount:
 
 
 def check_tree(tree: RadixTree) -> None:
-    """Walk all nodes, rehash all pages, recount all counters. Raises InvariantError with the first disagreement."""
+    """Walk all nodes, rehash all pages, recount all counters. Raises InvariantError with the first
+    disagreement.
+    """
     recount = _Recount()
     for namespace, root in tree._roots.items():
         _require(

@@ -1,4 +1,6 @@
-"""The children of one node: found by the hash of their first page, and by byte order from the second child on."""
+"""The children of one node: found by the hash of their first page, and by byte order from the second child
+on.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,13 @@ _HEAD = attrgetter("head")
 
 
 class Children:
-    """At least one child. No two children have the same head (tokens of the first page; of a tail: all its tokens).
+    """At least one child. No two children have the same head (tokens of the first page; of a tail: all its
+    tokens).
 
     Children whose first pages collide under the hash share a bucket and are told apart by their tokens.
-    Byte order serves two questions that a hash cannot answer: whose page shares the most tokens with a prompt, and
-    which tail is a prefix of what. In a sorted list both answers stand next to the place of the question:
-    whatever lies between a prefix and the asked-for bytes begins with that prefix too.
+    Byte order serves two questions that a hash cannot answer: whose page shares the most tokens with a
+    prompt, and which tail is a prefix of what. In a sorted list both answers stand next to the place of the
+    question: whatever lies between a prefix and the asked-for bytes begins with that prefix too.
     """
 
     __slots__ = ("_buckets", "_order", "count")
@@ -86,7 +89,7 @@ class Children:
         return best, shared
 
     def prefix_tail(self, tokens: bytes) -> Node | None:
-        """The tail that is a proper prefix of `tokens` and that no other sibling covers yet. O(log children)."""
+        """The tail that is a proper prefix of `tokens` and covered by nothing else yet. O(log children)."""
         left, _ = self._around(tokens)
         if left is not None and left.is_tail and tokens.startswith(left.head):
             return left

@@ -14,7 +14,7 @@ __all__ = ["HoldError", "InvariantError", "PageStateError", "PoolExhausted", "Ra
 
 
 class RadixError(Exception):
-    """Root of every error that agentkv_radix raises on purpose (plain misuse is a ValueError or TypeError)."""
+    """Root of every error that agentkv_radix raises on purpose; plain misuse is a ValueError or TypeError."""
 
 
 class PoolExhausted(RadixError):

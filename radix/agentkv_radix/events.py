@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-__all__ = ["Event", "EventKind", "Listener"]
+if TYPE_CHECKING:
+    from .node import Node, Partial
+
+__all__ = ["Event", "EventKind", "Listener", "copy_event", "path_event", "run_event"]
 
 EventKind = Literal["stored", "hit", "evicted", "split", "expired"]
 
@@ -20,8 +23,8 @@ class Event:
     start        index of the run's first token
     token_ids    packed, 4 bytes a token
     page_ids, page_hashes   one each for every page of the run, in order
-    cause        stored: extend, insert, tail; hit: lock, copy; evicted: pressure, covered; split: what asked for it
-    owner        name of the call that did it, or None
+    cause        stored: extend, insert, tail; hit: lock, copy; evicted: pressure, covered; split: what asked
+    for it owner        name of the call that did it, or None
     reach        the furthest token end that any path through the run's node ever had
     """
 
@@ -38,9 +41,73 @@ class Event:
 
 
 class Listener(Protocol):
-    """Receives every event of a tree, in order, after the change it tells of.
+    """Receives every event of a tree, in the order of the changes.
 
     It is called in the middle of an operation: it must not call the tree, and must not raise.
     """
 
     def on_event(self, event: Event) -> None: ...
+
+
+def run_event(
+    kind: EventKind, node: Node, first: int, page_size: int, cause: str, owner: str | None
+) -> Event:
+    """Tells of the pages of `node` from its page `first` on. Copies them."""
+    return Event(
+        kind=kind,
+        namespace=node.namespace,
+        parent_hash=_hash_before(node, first),
+        start=node.start + first * page_size,
+        token_ids=bytes(node.tokens[4 * first * page_size :]),
+        page_ids=tuple(node.page_ids[first:]),
+        page_hashes=tuple(node.page_hashes[first:]),
+        cause=cause,
+        owner=owner,
+        reach=node.reach,
+    )
+
+
+def path_event(node: Node, owner: str | None) -> Event:
+    """Tells of a hit: one run from the root to the end of `node`. Copies the whole prefix."""
+    path = [node]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    root, *nodes = reversed(path)
+    return Event(
+        kind="hit",
+        namespace=node.namespace,
+        parent_hash=root.page_hashes[-1],
+        start=0,
+        token_ids=b"".join(each.tokens for each in nodes),
+        page_ids=tuple(page_id for each in nodes for page_id in each.page_ids),
+        page_hashes=tuple(page_hash for each in nodes for page_hash in each.page_hashes),
+        cause="lock",
+        owner=owner,
+        reach=node.reach,
+    )
+
+
+def copy_event(partial: Partial, node: Node, page_size: int, owner: str | None) -> Event:
+    """Tells of a hit inside a page of `node`: the shared tokens only, and the page they are copied from."""
+    index = partial.page_index - node.depth
+    first = 4 * index * page_size
+    return Event(
+        kind="hit",
+        namespace=node.namespace,
+        parent_hash=_hash_before(node, index),
+        start=partial.start,
+        token_ids=bytes(node.tokens[first : first + 4 * partial.num_tokens]),
+        page_ids=(partial.page_id,),
+        page_hashes=(node.page_hashes[index],),
+        cause="copy",
+        owner=owner,
+        reach=node.reach,
+    )
+
+
+def _hash_before(node: Node, index: int) -> bytes:
+    """Chained hash of what stands before page `index` of a node."""
+    if index:
+        return node.page_hashes[index - 1]
+    assert node.parent is not None, f"{node} is a root, and has no pages to tell of"
+    return node.parent.page_hashes[-1]

@@ -17,10 +17,11 @@ MAX_OWNERS = 8
 
 
 class Node:
-    """An edge of whole pages and the place where it ends; or a tail: one page of fewer tokens, without children.
+    """An edge of whole pages and the place where it ends; or a tail: one page of fewer tokens, without
+    children.
 
-    Policies and reports read the fields below; only the tree writes them (`priority` and `expires` are for whoever
-    keeps pins). Times are ticks of the tree's logical clock.
+    Policies and reports read the fields below; only the tree writes them (`priority` and `expires` are for
+    whoever keeps pins). Times are ticks of the tree's logical clock.
 
         |------------- start -------------|---------- tokens ----------|
         |  pages of the ancestors (depth) |  num_pages pages           |
@@ -125,16 +126,18 @@ class Node:
 
     def __repr__(self) -> str:
         kind = "root" if self.parent is None else "tail" if self.is_tail else "node"
-        return f"<{kind} {self.serial} tokens {self.start}..{self.end} lock_ref={self.lock_ref} pin_ref={self.pin_ref}>"
+        counts = f"lock_ref={self.lock_ref} pin_ref={self.pin_ref}"
+        return f"<{kind} {self.serial} tokens {self.start}..{self.end} {counts}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The page that shares the most tokens with what follows the whole pages of a match: worth a copy, never a lock.
+    """The page that shares the most tokens with what follows the whole pages of a match: worth a copy, never
+    a lock.
 
     page_id     the source; num_tokens of it (1..page_size-1) are the prompt's
-    node        whose edge held the page when it was found: a tail, a sibling's first page, or the next in an edge
-    start       index of the page's first token
+    node        whose edge held the page when it was found: a tail, a sibling's first page, or the next in an
+    edge start       index of the page's first token
     page_index  depth of the page, in pages
     """
 
@@ -145,17 +148,14 @@ class Partial:
     page_index: int
 
     def owner_node(self) -> Node:
-        """The node that holds the page now (a split may have moved it above `node`). Raises StaleMatch if none does."""
-        node: Node | None = self.node
-        while node is not None and node.depth > self.page_index:
+        """The node that holds the page now (a split may have moved it above `node`). Raises StaleMatch if
+        none does.
+        """
+        node = self.node
+        while node.depth > self.page_index and node.parent is not None:
             node = node.parent
-        index = self.page_index - node.depth if node is not None else 0
-        if (
-            node is None
-            or not self.node.alive
-            or index >= len(node.page_ids)
-            or node.page_ids[index] != self.page_id
-        ):
+        index = self.page_index - node.depth
+        if not node.alive or index >= len(node.page_ids) or node.page_ids[index] != self.page_id:
             raise StaleMatch(
                 f"page {self.page_id}, found as a partial hit, has left the tree since; match again"
             )
@@ -165,8 +165,9 @@ class Partial:
 class Match:
     """What the tree holds of a prompt: whole pages, and perhaps a part of one more.
 
-    A match holds nothing: it stays right only while the tree keeps what it found. `page_ids`, `RadixTree.lock` and
-    `RadixTree.page_hash` check that and raise StaleMatch; splits and insertions in between do no harm.
+    A match holds nothing: it stays right only while the tree keeps what it found. `page_ids`,
+    `RadixTree.lock` and `RadixTree.page_hash` check that and raise StaleMatch; splits and insertions in
+    between do no harm.
     """
 
     __slots__ = ("_page_ids", "namespace", "node", "num_pages", "num_tokens", "partial")
@@ -176,7 +177,9 @@ class Match:
     ) -> None:
         self.namespace = namespace
         self.node = node
-        """The node that holds the last matched page; the match may end inside its edge. The root where none does."""
+        """The node that holds the last matched page; the match may end inside its edge. The root where none
+        does.
+        """
         self.num_pages = num_pages
         self.num_tokens = num_tokens
         """Tokens of whole pages only."""
@@ -197,27 +200,26 @@ class Match:
 
     @property
     def reach(self) -> int:
-        """The furthest token end that any path through `entered` ever had: how far the path goes that was left."""
+        """The furthest token end that any path through `entered` ever had: how far the path goes that was
+        left.
+        """
         return self.entered.reach
 
     def located(self) -> Node:
         """The node that holds the last matched page now. Raises StaleMatch where that page was evicted.
 
-        The lower half of a split keeps its identity and nothing above a living node can leave, so a living node that
-        still reaches num_tokens proves the whole path. Costs O(splits since).
+        The lower half of a split keeps its identity, so the page stands in that node or above it, and even a
+        node that has left tells where it stood. What a node holds changes at its end only, and never comes
+        back there with other tokens while a shorter edge is known: reaching num_tokens proves the path.
+        O(splits since).
         """
         node = self.node
-        if not self.num_tokens:
-            while node.parent is not None:
-                node = node.parent
-            return node
-        if not node.alive or node.end < self.num_tokens:
+        while node.start >= self.num_tokens and node.parent is not None:
+            node = node.parent
+        if self.num_tokens and not (node.alive and node.end >= self.num_tokens):
             raise StaleMatch(
                 f"pages of a match of {self.num_tokens} tokens have been evicted since; match again"
             )
-        while node.start >= self.num_tokens:
-            assert node.parent is not None, f"{node} starts behind its own match"
-            node = node.parent
         return node
 
     def __repr__(self) -> str:
@@ -268,7 +270,9 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class TailAdded:
-    """Result of `add_tail`. Not added: the page is the caller's still. `released` is the caller's from now on."""
+    """Result of `add_tail`. Not added: the page is the caller's still. `released` is the caller's from now
+    on.
+    """
 
     added: bool
     released: list[int]

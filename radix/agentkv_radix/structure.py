@@ -1,4 +1,6 @@
-"""What every operation of the tree is made of: nodes hung in and taken out, splits, holds, and the counters of it."""
+"""What every operation of the tree is made of: nodes hung in and taken out, splits, holds, and the counters
+of it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,10 @@ from array import array
 
 from .children import Children
 from .errors import HoldError
-from .events import Event, EventKind, Listener
+from .events import EventKind, Listener, run_event
 from .hashing import HashPage, chain_hashes, root_hash
 from .leaves import Leaves
-from .node import Match, Node, Partial
+from .node import Node, Partial, TailAdded
 from .policy import Policy
 from .tokens import TOKEN_BYTES, common_tokens, equal_pages
 
@@ -19,10 +21,10 @@ __all__ = ["Structure"]
 class Structure:
     """Roots, nodes and holds, with the counters always right and the evictable leaves always filed.
 
-    Two rules stand over all of it. A hold counts on every node from where it stands up to the root, so a count of
-    zero says that nothing below is held either, and a parent is never less held than a child. And a split leaves
-    the lower half its identity, so a hold, a match or a policy's note on a node stays true: the upper half is new
-    and inherits all counts, since every hold below it passes through it.
+    Two rules stand over all of it. A hold counts on every node from where it stands up to the root, so a
+    count of zero says that nothing below is held either, and a parent is never less held than a child. And a
+    split leaves the lower half its identity, so a hold, a match or a policy's note on a node stays true: the
+    upper half is new and inherits all counts, since every hold below it passes through it.
     """
 
     def __init__(
@@ -53,8 +55,8 @@ class Structure:
     def _descend(self, node: Node, packed: bytes, offset: int, limit: int) -> tuple[Node, int, int]:
         """Follow whole pages of `packed[offset:limit]` down from the end of `node`, changing nothing.
 
-        Returns the node that holds the last matched page, how many of its pages matched, and the offset behind
-        them. Costs, for each node: one hash of a page, one dict access, one memcmp of the edge.
+        Returns the node that holds the last matched page, how many of its pages matched, and the offset
+        behind them. Costs, for each node: one hash of a page, one dict access, one memcmp of the edge.
         """
         page_bytes, hash_page = self._page_bytes, self._hash
         pages = len(node.page_ids)
@@ -116,7 +118,9 @@ class Structure:
     def _attach(
         self, parent: Node, tokens: bytes, page_ids: array[int], owner: str | None, *, is_tail: bool = False
     ) -> Node:
-        """Hang a new leaf, which nobody holds, below `parent`; it is filed by the caller once its holds are known."""
+        """Hang a new leaf, which nobody holds, below `parent`; it is filed by the caller once its holds are
+        known.
+        """
         self._serial += 1
         node = Node(
             namespace=parent.namespace,
@@ -148,9 +152,13 @@ class Structure:
         return node
 
     def _detach(self, node: Node) -> None:
-        """Take a leaf that nobody holds out of the tree; its parent may become a leaf, or an empty root that goes."""
+        """Take a leaf that nobody holds out of the tree; its parent may become a leaf, or an empty root that
+        goes.
+        """
         parent = node.parent
-        assert parent is not None and node.children is None and not node.is_held, f"{node} must stay"
+        assert parent is not None, f"{node} is a root"
+        assert node.children is None, f"{node} has children"
+        assert not node.is_held, f"{node} is held"
         if node.key is not None:
             self._leaves.remove(node)
         node.alive = False
@@ -168,9 +176,13 @@ class Structure:
             self._settle(parent)
 
     def _split(self, node: Node, pages: int, cause: str) -> Node:
-        """Cut `node` behind `pages` of its pages and return the upper half, which is new. O(pages of the edge)."""
+        """Cut `node` behind `pages` of its pages and return the upper half, which is new. O(pages of the
+        edge).
+        """
         parent, cut = node.parent, pages * self._page_bytes
-        assert parent is not None and parent.children is not None and 0 < pages < len(node.page_ids)
+        assert 0 < pages < len(node.page_ids), f"{node} cannot be cut behind page {pages}"
+        assert parent is not None, f"{node} is a root"
+        assert parent.children is not None, f"{parent} does not know {node}"
         self._serial += 1
         upper = Node(
             namespace=node.namespace,
@@ -202,8 +214,7 @@ class Structure:
         node.depth += pages
         upper.children = Children(node)
         self._num_nodes += 1
-        if self._listener is not None:
-            self._emit_run("split", upper, 0, cause, None)
+        self._tell_run("split", upper, 0, cause)
         return upper
 
     def _raise_reach(self, node: Node) -> None:
@@ -213,6 +224,28 @@ class Structure:
         while walk is not None and (walk.reach < end or walk is node):
             walk.reach = max(walk.reach, end)
             walk = walk.parent
+
+    def _grow(self, node: Node, packed: bytes, page_ids: array[int], owner: str | None) -> None:
+        """Lengthen the node of a running call in place. Amortised O(new pages) + O(depth)."""
+        old_pages, page_hash = node.num_pages, node.page_hashes[-1]
+        for start in range(0, len(packed), self._page_bytes):
+            page_hash = self._hash(page_hash + packed[start : start + self._page_bytes])
+            node.page_hashes.append(page_hash)
+        node.tokens += packed
+        node.page_ids.extend(page_ids)
+        node.end += len(packed) // TOKEN_BYTES
+        node.last_access = self._clock
+        self._num_pages += len(page_ids)
+        self._num_locked += len(page_ids)
+        self._num_held += len(page_ids)
+        self._raise_reach(node)
+        self._tell_run("stored", node, old_pages, "extend", owner)
+
+    def _shorten(self, leaf: Node, kept: int) -> None:
+        self._num_pages -= leaf.num_pages - kept
+        del leaf.tokens[kept * self._page_bytes :], leaf.page_ids[kept:], leaf.page_hashes[kept:]
+        leaf.end = leaf.start + kept * self.page_size
+        self._leaves.refile(leaf)
 
     # ---- holds ----
 
@@ -266,7 +299,8 @@ class Structure:
             self._leaves.remove(node)
 
     def _settle(self, node: Node) -> list[int]:
-        """Find the place of a node that may have lost its last hold or child: filed, dropped, or left as it is.
+        """Find the place of a node that may have lost its last hold or child: filed, dropped, or left as it
+        is.
 
         Only the node where a hold stood can become evictable by its end: the nodes above have a child.
         """
@@ -293,11 +327,11 @@ class Structure:
             walk.last_access = now
             walk = walk.parent
 
-    def _hit(self, node: Node, owner: str | None) -> None:
-        """Note on the path that a call uses it, and tell the policy. O(nodes)."""
+    def _hit(self, node: Node, owner: str | None, above: Node | None = None) -> None:
+        """Note on the path up to below `above` that a call uses it, and tell the policy. O(nodes)."""
         now, on_hit = self._tick(), self._on_hit
         walk = node
-        while walk.parent is not None:
+        while walk is not above and walk.parent is not None:
             walk.last_access = now
             walk.hits += 1
             walk.superseded = False
@@ -313,94 +347,42 @@ class Structure:
 
     # ---- tails ----
 
+    def _store_tail(self, parent: Node, packed: bytes, ids: array[int], owner: str | None) -> TailAdded:
+        if parent.children is not None and parent.children.covers(packed):
+            return TailAdded(False, [])
+        self._tick()
+        tail = self._attach(parent, packed, ids, owner, is_tail=True)
+        self._leaves.file(tail)
+        self._tell_run("stored", tail, 0, "tail", owner)
+        return TailAdded(True, self._cover_tails(tail))
+
     def _is_covered(self, tail: Node) -> bool:
-        assert tail.parent is not None and tail.parent.children is not None
+        assert tail.parent is not None, f"{tail} is a root"
+        assert tail.parent.children is not None, f"{tail.parent} does not know {tail}"
         return tail.parent.children.covers(tail.head, besides=tail)
 
     def _drop_tail(self, tail: Node) -> list[int]:
         """Take out a tail that nobody holds, since a sibling begins with it."""
-        if self._listener is not None:
-            self._emit_run("evicted", tail, 0, "covered", None)
+        self._tell_run("evicted", tail, 0, "covered")
         self._detach(tail)
         return list(tail.page_ids)
 
     def _cover_tails(self, node: Node) -> list[int]:
         """Drop the sibling tail that the new `node` begins with; a held one stays until its last hold ends.
 
-        One is all there can be: of two tails that are prefixes of `node`, the shorter is a prefix of the longer,
-        so it was dropped when that came, or is held.
+        One is all there can be: of two tails that are prefixes of `node`, the shorter is a prefix of the
+        longer, so it was dropped when that came, or is held.
         """
-        assert node.parent is not None and node.parent.children is not None
+        assert node.parent is not None, f"{node} is a root"
+        assert node.parent.children is not None, f"{node.parent} does not know {node}"
         tail = node.parent.children.prefix_tail(node.head)
         return self._drop_tail(tail) if tail is not None and not tail.is_held else []
 
-    # ---- telling the listener (called only where there is one) ----
+    # ---- telling the listener ----
 
-    def _emit_run(self, kind: EventKind, node: Node, first: int, cause: str, owner: str | None) -> None:
-        """Tell of the pages of `node` from its page `first` on. Copies them."""
-        if first:
-            parent_hash = node.page_hashes[first - 1]
-        else:
-            assert node.parent is not None, "a root has no pages to tell of"
-            parent_hash = node.parent.page_hashes[-1]
-        self._emit(
-            Event(
-                kind=kind,
-                namespace=node.namespace,
-                parent_hash=parent_hash,
-                start=node.start + first * self.page_size,
-                token_ids=bytes(node.tokens[first * self._page_bytes :]),
-                page_ids=tuple(node.page_ids[first:]),
-                page_hashes=tuple(node.page_hashes[first:]),
-                cause=cause,
-                owner=owner,
-                reach=node.reach,
-            )
-        )
-
-    def _emit_path(self, match: Match, node: Node, owner: str | None) -> None:
-        """Tell of a hit: one run from the root to the end of `node`. Copies the whole prefix."""
-        path = [node]
-        while path[-1].parent is not None:
-            path.append(path[-1].parent)
-        root, *nodes = reversed(path)
-        self._emit(
-            Event(
-                kind="hit",
-                namespace=node.namespace,
-                parent_hash=root.page_hashes[-1],
-                start=0,
-                token_ids=b"".join(each.tokens for each in nodes),
-                page_ids=tuple(match.page_ids),
-                page_hashes=tuple(page_hash for each in nodes for page_hash in each.page_hashes),
-                cause="lock",
-                owner=owner,
-                reach=node.reach,
-            )
-        )
-
-    def _emit_copy(self, partial: Partial, node: Node, owner: str | None) -> None:
-        """Tell of a hit inside a page: the shared tokens, and the page that they are copied from."""
-        index = partial.page_index - node.depth
-        shared = index * self._page_bytes
-        parent_hash = (
-            node.page_hashes[index - 1] if index else node.parent.page_hashes[-1] if node.parent else b""
-        )
-        self._emit(
-            Event(
-                kind="hit",
-                namespace=node.namespace,
-                parent_hash=parent_hash,
-                start=partial.start,
-                token_ids=bytes(node.tokens[shared : shared + TOKEN_BYTES * partial.num_tokens]),
-                page_ids=(partial.page_id,),
-                page_hashes=(node.page_hashes[index],),
-                cause="copy",
-                owner=owner,
-                reach=node.reach,
-            )
-        )
-
-    def _emit(self, event: Event) -> None:
-        assert self._listener is not None
-        self._listener.on_event(event)
+    def _tell_run(
+        self, kind: EventKind, node: Node, first: int, cause: str, owner: str | None = None
+    ) -> None:
+        """Tell of the pages of `node` from its page `first` on; without a listener nothing is built."""
+        if self._listener is not None:
+            self._listener.on_event(run_event(kind, node, first, self.page_size, cause, owner))

@@ -24,20 +24,21 @@ _UNSIGNED = next(code for code in ("I", "L") if array(code).itemsize == TOKEN_BY
 def pack(token_ids: TokenIds) -> bytes:
     """Four bytes a token, little-endian; bytes come back as they are, so packing twice costs nothing.
 
-    Costs about 15 ns a token for a list, one memcpy for an unsigned 32-bit array. Raises TypeError for what is
-    no list, tuple, array or bytes or holds something that is no int, ValueError for an id outside 0..2**32-1.
+    Costs about 15 ns a token for a list, one memcpy for an unsigned 32-bit array. Raises TypeError for what
+    is no list, tuple, array or bytes or holds something that is no int, ValueError for an id outside
+    0..2**32-1.
     """
     if isinstance(token_ids, bytes):
         if len(token_ids) % TOKEN_BYTES:
             raise ValueError(
-                f"packed token ids take {TOKEN_BYTES} bytes each; these are {len(token_ids)} bytes, which is no "
-                f"multiple of it. Pass a list of ints, or bytes made by pack()."
+                f"packed token ids take {TOKEN_BYTES} bytes each; {len(token_ids)} bytes are no multiple "
+                f"of it. Pass a list of ints, or bytes made by pack()."
             )
         return token_ids
     if not isinstance(token_ids, (list, tuple, array)):
         raise TypeError(
-            f"token_ids must be a list, tuple or array of int, or packed bytes, not {type(token_ids).__name__}; "
-            f"turn a tensor or another iterable into a list first."
+            f"token_ids must be a list, tuple or array of int, or packed bytes, "
+            f"not {type(token_ids).__name__}; turn a tensor or another iterable into a list first."
         )
     try:
         packed = array(_UNSIGNED, token_ids)
@@ -59,7 +60,9 @@ def _wrong_token(token_ids: list[int] | tuple[int, ...] | array[int]) -> Excepti
 
 
 def common_tokens(left: bytes, right: bytes) -> int:
-    """Number of leading tokens that two packed runs share. For runs of a page: costs O(length), no Python loop."""
+    """Number of leading tokens that two packed runs share. For runs of a page: costs O(length), no Python
+    loop.
+    """
     length = min(len(left), len(right))
     differing = int.from_bytes(left[:length], "little") ^ int.from_bytes(right[:length], "little")
     if not differing:
@@ -71,8 +74,8 @@ def common_tokens(left: bytes, right: bytes) -> int:
 def equal_pages(edge: bytearray, packed: bytes, offset: int, limit: int, page_bytes: int) -> int:
     """How many leading pages of `edge` equal `packed[offset:limit]`, by bisection.
 
-    Each step compares in place through a memoryview given to `startswith` (a memcmp of what is still unknown),
-    so the whole costs one memcmp of the edge and log2(pages) calls, and copies nothing.
+    Each step compares in place through a memoryview given to `startswith` (a memcmp of what is still
+    unknown), so the whole costs one memcmp of the edge and log2(pages) calls, and copies nothing.
     """
     low, high = 0, min(len(edge), limit - offset) // page_bytes
     with memoryview(edge) as view:

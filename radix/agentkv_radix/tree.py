@@ -4,8 +4,8 @@
                                    └── 40 pages ──┬── 3 pages
                                                   └── tail of 2 tokens
 
-Read to learn, with thanks: RadixAttention (Zheng et al. 2024, "SGLang: Efficient Execution of Structured Language
-Model Programs", section 3) for the idea of a radix tree over a KV cache with leaf eviction.
+Read to learn, with thanks: RadixAttention (Zheng et al. 2024, "SGLang: Efficient Execution of Structured
+Language Model Programs", section 3) for the idea of a radix tree over a KV cache with leaf eviction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 
 from .check import check_tree
-from .events import Listener
+from .events import Listener, copy_event, path_event
 from .hashing import HashPage, chain_hash, root_hash, xxh3_128
 from .node import Extended, Inserted, Match, Node, Partial, TailAdded, path_page_ids
 from .policy import LRU, Policy
@@ -27,10 +27,10 @@ __all__ = ["RadixTree"]
 class RadixTree(Structure):
     """Prefixes of tokens, in whole pages, and below them tails of one partly filled page.
 
-    Page ids are the caller's until a call hands them over (`extend`, `add_tail`, `insert`) and again once a result
-    gives them back (`evict`, `released`, `duplicates`, `unlock`); what the tree owns is never written. The tree knows
-    no pool and no memory. Not thread-safe: one thread owns it. Token ids may be given as a list, an array or packed
-    (`pack`); packing once and passing the bytes on saves 15 ns a token in each call.
+    Page ids are the caller's until a call hands them over (`extend`, `add_tail`, `insert`) and again once a
+    result gives them back (`evict`, `released`, `duplicates`, `unlock`); what the tree owns is never written.
+    The tree knows no pool and no memory. Not thread-safe: one thread owns it. Token ids may be given as a
+    list, an array or packed (`pack`); packing once and passing the bytes on saves 15 ns a token in each call.
     """
 
     def __init__(
@@ -82,16 +82,20 @@ class RadixTree(Structure):
         return tuple(self._roots)
 
     def check(self) -> None:
-        """Prove every invariant by recount, rehashing all pages. Raises InvariantError. O(pages), for tests and strict."""
+        """Prove every invariant by recount, rehashing all pages. Raises InvariantError. O(pages), for tests
+        and strict.
+        """
         check_tree(self)
 
     # ---- looking ----
 
     def match(self, token_ids: TokenIds, *, namespace: bytes = b"", max_tokens: int | None = None) -> Match:
-        """What the tree holds of the first `max_tokens` of `token_ids` (None: of all). Looks, changes nothing.
+        """What the tree holds of the first `max_tokens` of `token_ids` (None: of all). Looks, changes
+        nothing.
 
-        Costs O(nodes on the path): a page hash and one memcmp of the edge each, where it leaves an edge a bisection
-        of that edge, and one in the byte order of the siblings for `Match.partial`. Nothing is held afterwards.
+        Costs O(nodes on the path): a page hash and one memcmp of the edge each, where it leaves an edge a
+        bisection of that edge, and one in the byte order of the siblings for `Match.partial`. Nothing is held
+        afterwards.
         """
         packed = pack(token_ids)
         limit = len(packed)
@@ -107,7 +111,7 @@ class RadixTree(Structure):
         return Match(namespace, node, node.depth + pages, offset // TOKEN_BYTES, partial)
 
     def page_hash(self, at: Match | Node) -> bytes:
-        """The chained hash at the end of a match's whole pages or of a node (for a root: of its namespace)."""
+        """The chained hash at the end of a match's whole pages or of a node; of its namespace for a root."""
         if isinstance(at, Node):
             return at.page_hashes[-1]
         node = at.located()
@@ -124,27 +128,30 @@ class RadixTree(Structure):
     # ---- holding ----
 
     def lock(self, match: Match, *, owner: str | None = None) -> Node:
-        """Hold what `match` found and count it as a hit; the node returned ends exactly at `match.num_tokens`.
+        """Hold what `match` found and count it as a hit; the node returned ends exactly at
+        `match.num_tokens`.
 
-        Where that is inside an edge the node is split; for 0 tokens it is the root. Release it with `unlock`, once.
-        Raises StaleMatch where a matched page was evicted since; changes in between that left them do no harm.
-        Costs O(nodes on the path), and O(pages of one edge) for a split.
+        Where that is inside an edge the node is split; for 0 tokens it is the root. Release it with `unlock`,
+        once. Raises StaleMatch where a matched page was evicted since; changes in between that left them do
+        no harm. Costs O(nodes on the path), and O(pages of one edge) for a split.
         """
         node = self._end_node(match, "lock")
         self._add_lock(node)
         self._hit(node, owner)
         if self._listener is not None and match.num_tokens:
-            self._emit_path(match, node, owner)
+            self._listener.on_event(path_event(node, owner))
         return node
 
     def unlock(self, node: Node) -> list[int]:
         """Release one lock that stands on `node`; the path counts as used until now.
 
-        Returns the page that the tree gave up with it, if `node` is a covered tail and this was its last hold: the
-        caller's from then on. Raises HoldError where there is no lock. Costs O(nodes on the path) + O(log leaves).
+        Returns the page that the tree gave up with it, if `node` is a covered tail and this was its last
+        hold: the caller's from then on. Raises HoldError where there is no lock. Costs O(nodes on the path) +
+        O(log leaves).
         """
         self._require_hold(node.lock_ref, node, "lock")
-        # Of two holders that stand here, nobody can tell any more which one stays: neither grows the node in place.
+        # Of two holders that stand here nobody can tell which one leaves: neither lengthens the node from now
+        # on.
         node.writer = False
         self._stamp(node)
         return self._drop_lock(node)
@@ -152,17 +159,18 @@ class RadixTree(Structure):
     def lock_page(self, partial: Partial, *, owner: str | None = None) -> Node:
         """Keep the page of a partial hit from leaving until it was copied; release with `unlock_page`.
 
-        It holds the whole node that the page was found in, without a split: the copy takes a moment, and a split
-        meanwhile does no harm, since the page then lies above that node. The hit is counted on a tail; a longer edge
-        that shares but a part of a page stays as old as it was. Raises StaleMatch. Costs O(nodes on the path).
+        It holds the whole node that the page is in, without a split: the copy takes a moment, and a
+        split meanwhile does no harm, since the page then lies in that node or above it. The hit is counted on
+        a tail; a longer edge that shares but a part of a page stays as old as it was. Raises StaleMatch.
+        Costs O(nodes on the path).
         """
         source = partial.owner_node()
-        self._add_lock(partial.node)
+        self._add_lock(source)
         if source.is_tail:
-            self._hit(source, owner)
+            self._hit(source, owner, source.parent)
         if self._listener is not None:
-            self._emit_copy(partial, source, owner)
-        return partial.node
+            self._listener.on_event(copy_event(partial, source, self.page_size, owner))
+        return source
 
     def unlock_page(self, node: Node) -> list[int]:
         """Release what `lock_page` returned. Returns page ids as `unlock` does."""
@@ -170,14 +178,16 @@ class RadixTree(Structure):
         return self._drop_lock(node)
 
     def pin(self, match: Match) -> Node:
-        """As `lock`, a hold across calls: counted apart in `pin_ref`, no hit, no event. Release with `unpin`, once."""
+        """As `lock`, a hold across calls: counted apart in `pin_ref`, no hit, no event. Release with `unpin`,
+        once.
+        """
         node = self._end_node(match, "pin")
         self._add_pin(node)
         self._stamp(node)
         return node
 
     def unpin(self, node: Node) -> list[int]:
-        """Release one pin on `node`. Returns page ids as `unlock` does; the path is as old as its last use."""
+        """Release one pin on `node`. Returns page ids as `unlock` does; it makes the path no younger."""
         self._require_hold(node.pin_ref, node, "pin")
         return self._drop_pin(node)
 
@@ -186,19 +196,20 @@ class RadixTree(Structure):
     def extend(
         self, node: Node, token_ids: TokenIds, page_ids: Sequence[int], *, owner: str | None = None
     ) -> Extended:
-        """Hand over whole pages that follow `node`, on which the caller has one lock; the lock moves with them.
+        """Hand over whole pages that follow `node`, on which the caller has one lock; the lock moves with
+        them.
 
-        The node returned ends exactly where these tokens end. Pages that are resident already are taken over and the
-        caller keeps its own (`duplicates`); the rest is the tree's. A new run becomes a child, or lengthens `node` if
-        this caller made it, alone holds it and nothing follows it: so a long answer is one node. Costs O(new pages)
-        for their hashes, O(nodes) otherwise, and O(pages of one edge) for a split.
-        Raises HoldError without a lock, ValueError for what is no run of whole pages with an id each.
+        The node returned ends exactly where these tokens end. Pages that are resident already are taken over
+        and the caller keeps its own (`duplicates`); the rest is the tree's. A new run becomes a child, or
+        lengthens `node` if this caller made it, alone holds it and nothing follows it: so a long answer is
+        one node. Costs O(new pages) for their hashes, O(nodes) otherwise, and O(pages of one edge) for a
+        split. Raises HoldError without a lock, ValueError for what is no run of whole pages with an id each.
         """
         packed, ids = self._checked_run(token_ids, page_ids)
         if len(packed) % self._page_bytes:
             raise ValueError(
-                f"extend takes whole pages of {self.page_size} tokens, not {len(packed) // TOKEN_BYTES} tokens; "
-                f"hand the rest over with add_tail."
+                f"extend takes whole pages of {self.page_size} tokens, not {len(packed) // TOKEN_BYTES} "
+                f"tokens; hand the rest over with add_tail."
             )
         self._require_place(node)
         if not packed:
@@ -215,12 +226,11 @@ class RadixTree(Structure):
         if resident < len(ids):
             end = self._attach(end, packed[resident * self._page_bytes :], ids[resident:], owner)
             end.writer = True
+            self._tell_run("stored", end, 0, "extend", owner)
             released = self._cover_tails(end)
             canonical.extend(end.page_ids)
         self._add_lock(end, node)
         self._mark_used(end, node, owner)
-        if self._listener is not None and resident < len(ids):
-            self._emit_run("stored", end, 0, "extend", owner)
         return Extended(end, canonical, _unneeded(ids, canonical, resident), released)
 
     def add_tail(
@@ -228,14 +238,15 @@ class RadixTree(Structure):
     ) -> TailAdded:
         """Hand over one partly filled page (1..page_size-1 tokens) behind `node`, which the caller holds.
 
-        Not added, and the page still the caller's, where a page or tail that begins with these tokens is there. A
-        sibling tail that is a prefix of them goes (`released`), or is dropped with its last hold. The new tail is
-        held by nobody. Costs O(log siblings).
+        Not added, and the page still the caller's, where a page or tail that begins with these tokens is
+        there. A sibling tail that is a prefix of them goes (`released`), or is dropped with its last hold.
+        The new tail is held by nobody. Costs O(log siblings).
         """
         packed, ids = self._checked_run(token_ids, (page_id,))
         if not 0 < len(packed) < self._page_bytes:
             raise ValueError(
-                f"a tail has 1 to {self.page_size - 1} tokens, not {len(packed) // TOKEN_BYTES}; whole pages go to extend."
+                f"a tail has 1 to {self.page_size - 1} tokens, not {len(packed) // TOKEN_BYTES}; "
+                f"whole pages go to extend."
             )
         self._require_place(node)
         return self._store_tail(node, packed, ids, owner)
@@ -248,10 +259,12 @@ class RadixTree(Structure):
         namespace: bytes = b"",
         owner: str | None = None,
     ) -> Inserted:
-        """Hand over the pages of a whole prefix, one id for each begun page; a rest below a page becomes a tail.
+        """Hand over the pages of a whole prefix, one id for each begun page; a rest below a page becomes a
+        tail.
 
-        Pages whose tokens are resident come back in `duplicates`, a refused tail's page too: still the caller's. Ids
-        equal to the resident ones are no duplicates. Nothing is held afterwards. Costs as `match` and `extend`.
+        Pages whose tokens are resident come back in `duplicates`, a refused tail's page too: still the
+        caller's. Ids equal to the resident ones are no duplicates. Nothing is held afterwards. Costs as
+        `match` and `extend`.
         """
         packed, ids = self._checked_run(token_ids, page_ids)
         self._tick()
@@ -265,11 +278,10 @@ class RadixTree(Structure):
             end = self._attach(
                 end, packed[resident * self._page_bytes : whole], ids[resident:num_whole], owner
             )
+            self._tell_run("stored", end, 0, "insert", owner)
             released = self._cover_tails(end)
             canonical.extend(end.page_ids)
             self._leaves.file(end)
-            if self._listener is not None:
-                self._emit_run("stored", end, 0, "insert", owner)
         self._mark_used(end, None, owner)
         duplicates = _unneeded(ids[:num_whole], canonical, resident)
         if whole < len(packed):
@@ -290,8 +302,8 @@ class RadixTree(Structure):
         """Give up to `num_pages` pages back, from the end of the leaf that the policy likes least, and so on.
 
         No more than needed: a leaf is shortened where that is enough. Fewer come back where nothing more is
-        evictable. The pages are the caller's from then on. A parent never leaves before its children, a held path
-        never leaves. Costs O(log leaves) for each leaf touched.
+        evictable. The pages are the caller's from then on. A parent never leaves before its children, a held
+        path never leaves. Costs O(log leaves) for each leaf touched.
         """
         evicted: list[int] = []
         spared: set[int] = set()
@@ -305,8 +317,7 @@ class RadixTree(Structure):
             if self._on_evict is not None:
                 self._on_evict(leaf)
             kept = max(0, leaf.num_pages - (num_pages - len(evicted)))
-            if self._listener is not None:
-                self._emit_run("evicted", leaf, kept, "pressure", None)
+            self._tell_run("evicted", leaf, kept, "pressure")
             evicted.extend(leaf.page_ids[kept:])
             if kept:
                 self._shorten(leaf, kept)
@@ -315,10 +326,11 @@ class RadixTree(Structure):
         return evicted
 
     def supersede(self, token_ids: TokenIds, start: int, *, namespace: bytes = b"") -> int:
-        """Flag the nodes on the path of `token_ids` that lie wholly at or behind token `start`; a later hit clears it.
+        """Flag the nodes on the path of `token_ids` that lie wholly at or behind token `start`; a later hit
+        clears it.
 
-        Nodes that go on beyond these tokens belong to somebody else as well and are left. Evictable leaves are filed
-        again with the policy's new key. Returns the number of pages flagged anew. Costs as `match`.
+        Nodes that go on beyond these tokens belong to somebody else as well and are left. Evictable leaves
+        are filed again with the policy's new key. Returns the number of pages flagged anew. Costs as `match`.
         """
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
@@ -352,47 +364,18 @@ class RadixTree(Structure):
         return node if pages == node.num_pages else self._split(node, pages, cause)
 
     def _walk_resident(self, node: Node, packed: bytes, cause: str) -> tuple[Node, int]:
-        """Follow `packed` behind `node` over what is resident; the node where that ends, and how many pages it was."""
+        """Follow `packed` behind `node` over what is resident; the node where that ends, and how many pages
+        it was.
+        """
         end, pages, offset = self._descend(node, packed, 0, len(packed))
         if pages < end.num_pages:
             end = self._split(end, pages, cause)
         return end, offset // self._page_bytes
 
-    def _grow(self, node: Node, packed: bytes, page_ids: array[int], owner: str | None) -> None:
-        """Lengthen the node of a running call in place. Amortised O(new pages) + O(depth)."""
-        old_pages, page_hash = node.num_pages, node.page_hashes[-1]
-        for start in range(0, len(packed), self._page_bytes):
-            page_hash = self._hash(page_hash + packed[start : start + self._page_bytes])
-            node.page_hashes.append(page_hash)
-        node.tokens += packed
-        node.page_ids.extend(page_ids)
-        node.end += len(packed) // TOKEN_BYTES
-        node.last_access = self._clock
-        self._num_pages += len(page_ids)
-        self._num_locked += len(page_ids)
-        self._num_held += len(page_ids)
-        self._raise_reach(node)
-        if self._listener is not None:
-            self._emit_run("stored", node, old_pages, "extend", owner)
-
-    def _shorten(self, leaf: Node, kept: int) -> None:
-        self._num_pages -= leaf.num_pages - kept
-        del leaf.tokens[kept * self._page_bytes :], leaf.page_ids[kept:], leaf.page_hashes[kept:]
-        leaf.end = leaf.start + kept * self.page_size
-        self._leaves.refile(leaf)
-
-    def _store_tail(self, parent: Node, packed: bytes, ids: array[int], owner: str | None) -> TailAdded:
-        if parent.children is not None and parent.children.covers(packed):
-            return TailAdded(False, [])
-        self._tick()
-        tail = self._attach(parent, packed, ids, owner, is_tail=True)
-        self._leaves.file(tail)
-        if self._listener is not None:
-            self._emit_run("stored", tail, 0, "tail", owner)
-        return TailAdded(True, self._cover_tails(tail))
-
     def _mark_used(self, node: Node, above: Node | None, owner: str | None) -> None:
-        """Stamp what a commit or an insertion walked over: it is in use now, though nobody was spared work by it."""
+        """Stamp what a commit or an insertion walked over: it is in use now, though nobody was spared work by
+        it.
+        """
         walk: Node | None = node
         while walk is not None and walk is not above and walk.parent is not None:
             walk.last_access = self._clock
@@ -409,7 +392,8 @@ class RadixTree(Structure):
         needed = -(-len(packed) // self._page_bytes)
         if len(ids) != needed:
             raise ValueError(
-                f"{len(packed) // TOKEN_BYTES} tokens take {needed} pages of {self.page_size}, and {len(ids)} page ids came"
+                f"{len(packed) // TOKEN_BYTES} tokens take {needed} pages of {self.page_size}, "
+                f"and {len(ids)} page ids came"
             )
         if ids and min(ids) < 1:
             raise ValueError(f"page ids start at 1 (page 0 is the null page), and {min(ids)} came")
