@@ -1,11 +1,9 @@
 """Runs Hugging Face language models for agents over an exact, shared, counted prefix cache.
 
-`import agentkv` imports no torch: the names that need it are brought in when they are first asked for.
+`import agentkv` imports no torch and no transformers: they come in when a Runtime is started.
 """
 
 from __future__ import annotations
-
-from importlib import import_module
 
 from agentkv.errors import (
     AgentKVError,
@@ -24,6 +22,14 @@ from agentkv.errors import (
     RequestError,
     RuntimeClosed,
 )
+from agentkv.events import StreamEvent, TextDelta, TurnEnd
+from agentkv.logprobs import TokenLogprobs
+from agentkv.reply import Reply
+from agentkv.report import Report
+from agentkv.runtime import Rate, Runtime, Stream
+from agentkv.sampling_params import SamplingParams
+from agentkv.usage import Usage
+from agentkv.version import __version__
 
 __all__ = [
     "AgentKVError",
@@ -39,26 +45,18 @@ __all__ = [
     "OutOfPages",
     "PromptTooLarge",
     "QueueFull",
+    "Rate",
+    "Reply",
+    "Report",
     "RequestError",
+    "Runtime",
     "RuntimeClosed",
+    "SamplingParams",
+    "Stream",
+    "StreamEvent",
+    "TextDelta",
+    "TokenLogprobs",
+    "TurnEnd",
+    "Usage",
     "__version__",
 ]
-
-__version__ = "0.1.0"
-
-# Names brought in on first use, each with its module. A name added here is also added to `__all__`, and
-# imported under TYPE_CHECKING, so that type checkers and editors see it.
-_LAZY: dict[str, str] = {}
-
-
-def __getattr__(name: str) -> object:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'agentkv' has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value  # The next access finds it without coming here.
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})

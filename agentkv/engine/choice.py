@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentkv.calls import Call, TokensAdded
 from agentkv.detokenizer import Detokenizer
 from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import FinishReason, Reply
 from agentkv.sampling import SamplingState
 from agentkv.usage import Usage
-
-from agentkv.calls import Call, TokensAdded
 
 __all__ = ["Choice"]
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from agentkv.cache import PrefixCache
+from agentkv.calls import Call, CallFailed, ChoiceEnded, TokensAdded, Update
+from agentkv.counters import EngineCounters, Snapshot
 from agentkv.logprobs import TokenLogprobs
 from agentkv.model_runner import PackedSequence
 from agentkv.sampling import Sampled, prompt_logprobs, sample
 from agentkv.scheduler import Chunk, Request, Scheduler
 from agentkv.usage import Usage
 
-from agentkv.calls import Call, CallFailed, ChoiceEnded, TokensAdded, Update
 from .choice import Choice
-from agentkv.counters import EngineCounters, Snapshot
 
 __all__ = ["Engine", "Runner"]
 
@@ -204,9 +204,10 @@ class Engine:
         if copies:
             self._runner.copy_pages([copy.source for copy in copies], [copy.destination for copy in copies])
         sequences = [
-            PackedSequence(chunk.token_ids, chunk.context_len, chunk.page_ids, _logits_wanted(chunk)) for chunk in chunks
+            PackedSequence(chunk.token_ids, chunk.context_len, chunk.page_ids, _logits_wanted(chunk))
+            for chunk in chunks
         ]
-        logits = self._runner.run(sequences)
+        logits: Any = self._runner.run(sequences)
         counts = [_num_rows(sequence) for sequence in sequences]
         self.counters.positions_run += sum(len(chunk.token_ids) for chunk in chunks)
         return {chunk.request_id: part for chunk, part in zip(chunks, logits.split(counts), strict=True)}
@@ -261,16 +262,16 @@ class Engine:
         sampled = self._draw(torch.stack(rows), [choice.sampling for _, choice in drawing])
         now = self._clock()
         parents: list[_Live] = []
-        for row, (live, choice) in enumerate(drawing):
+        for index, (live, choice) in enumerate(drawing):
             if live.call.call_id not in self._live:
                 continue
-            if row in sampled.failures:
-                self._fail(live, sampled.failures[row], updates)
+            if index in sampled.failures:
+                self._fail(live, sampled.failures[index], updates)
                 continue
-            token_id = sampled.token_ids[row]
-            assert token_id is not None
+            token_id = sampled.token_ids[index]
+            assert token_id is not None, "the sampler gave neither a token nor a failure"
             try:
-                update = choice.take(token_id, sampled.logprobs[row], now)
+                update = choice.take(token_id, sampled.logprobs[index], now)
             except Exception as error:
                 self._fail(live, error, updates)
                 continue
@@ -300,7 +301,8 @@ class Engine:
                     one = sample(logits[row : row + 1], [state])
                     merged.token_ids.append(one.token_ids[0])
                     merged.logprobs.append(one.logprobs[0])
-                    merged.failures.update({row: error for error in one.failures.values()})
+                    if 0 in one.failures:
+                        merged.failures[row] = one.failures[0]
                 except Exception as error:
                     merged.token_ids.append(None)
                     merged.logprobs.append(None)

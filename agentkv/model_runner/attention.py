@@ -94,7 +94,9 @@ def _read_call(
         if name not in _WITHOUT_EFFECT and name not in _UNDERSTOOD and given is not None
     ]
     if unknown:
-        raise ModelRefused(type(module).__name__, f"its attention takes {', '.join(sorted(unknown))}, unknown here")
+        raise ModelRefused(
+            type(module).__name__, f"its attention takes {', '.join(sorted(unknown))}, unknown here"
+        )
     if arguments.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ModelRefused(type(module).__name__, "its attention also looks forward")
     if query.shape[0] != 1:
@@ -116,7 +118,12 @@ def _attention_for(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The attention function of a model whose own implementation was `former`."""
 
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **arguments: Any,
     ) -> tuple[Tensor, Tensor | None]:
         handler: AttentionHandler | None = getattr(_local, "handler", None)
         if handler is None:
@@ -130,12 +137,14 @@ def _attention_for(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 def _former_attention(former: str, module: nn.Module) -> Callable[..., Any]:
-    function = AttentionInterface().get(former)
-    if function is not None:
-        return function
+    table: Mapping[str, Callable[..., Any]] = AttentionInterface()  # type: ignore[no-untyped-call]
+    if former in table:
+        return table[former]
     # "eager" is not in the table: each modelling file has its own, under this name.
     for kind in type(module).__mro__:
-        eager = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        eager: Callable[..., Any] | None = getattr(
+            sys.modules.get(kind.__module__), "eager_attention_forward", None
+        )
         if eager is not None:
             return eager
     raise RuntimeError(f"{type(module).__name__} has no attention implementation named {former!r}")
@@ -147,8 +156,8 @@ def _mask_for(former: str) -> Callable[..., Any]:
     def mask(*positional: Any, **arguments: Any) -> Any:
         if in_own_forward():
             return None
-        former_mask = AttentionMaskInterface().get(former)
-        return None if former_mask is None else former_mask(*positional, **arguments)
+        table: Mapping[str, Callable[..., Any]] = AttentionMaskInterface()  # type: ignore[no-untyped-call]
+        return table[former](*positional, **arguments) if former in table else None
 
     return mask
 
@@ -177,7 +186,9 @@ class AttentionSwitch:
         name = type(model).__name__
         with _registration:
             if model in _switched:
-                raise ModelRefused(name, "this model object already serves another Runtime; close that one first")
+                raise ModelRefused(
+                    name, "this model object already serves another Runtime; close that one first"
+                )
             _switched.add(model)
         self._model = model
         self._configs = _attention_configs(model)

@@ -33,7 +33,9 @@ def default_context_limit(model: PreTrainedModel, asked: int | None = None) -> i
             raise ConfigError("the model's config does not say how long its context is; give context_limit=")
         return asked
     if asked is not None and asked > made_for:
-        raise ConfigError(f"context_limit={asked} is longer than the {made_for} positions that the model was made for")
+        raise ConfigError(
+            f"context_limit={asked} is longer than the {made_for} positions that the model was made for"
+        )
     return int(made_for if asked is None else asked)
 
 
@@ -87,5 +89,11 @@ def open_runner(
         name, (pages - 1) * page_size, pages - 1, page_size, store.num_bytes / 2**30, kernels.name, device,
     )  # fmt: skip
     return ModelRunner(
-        model, switch=switch, rope=rope, layers=layers, store=store, backend=kernels, context_limit=context_limit
+        model,
+        switch=switch,
+        rope=rope,
+        layers=layers,
+        store=store,
+        backend=kernels,
+        context_limit=context_limit,
     )

@@ -24,7 +24,7 @@ from .attention import AttentionSwitch
 from .layers import AttentionLayers, discover_layers
 from .quirks import REFUSED_MODEL_TYPES
 from .rope import freeze_rope
-from .runner import PackedSequence, forward_packed
+from .runner import PackedSequence, forward_packed, vocabulary_rows
 
 __all__ = ["exactness_bound", "probe", "refuse_by_structure"]
 
@@ -38,7 +38,7 @@ _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def exactness_bound(reference: Tensor) -> float:
-    """How far fp32 logits may lie from `reference`: 1e-4 × max(1, max |logit|), what reordered sums can explain."""
+    """How far fp32 logits may lie from `reference`: 1e-4 * max(1, max |logit|), what reordered sums can explain."""
     return 1e-4 * max(1.0, float(reference.abs().max()))
 
 
@@ -73,12 +73,14 @@ def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -
     except Exception as error:
         raise ModelRefused(name, f"no small copy of it can be built to compare with ({error})") from error
     generator = torch.Generator().manual_seed(0)
-    rows = small.get_input_embeddings().weight.shape[0]
+    rows = vocabulary_rows(small)
     prompts = [torch.randint(rows, (length,), generator=generator).tolist() for length in _LENGTHS]
     rope = freeze_rope(small, context_limit, always=True)
     try:
         with torch.inference_mode():
-            expected = [small(input_ids=torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts]
+            expected = [
+                small(input_ids=torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts
+            ]
         served = _serve_in_two_chunks(small, prompts)
     finally:
         rope.restore()
@@ -113,8 +115,10 @@ def _serve_in_two_chunks(model: PreTrainedModel, prompts: Sequence[Sequence[int]
                 )
                 for index, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True))
             ]
-            rows = forward_packed(model, sequences, store, backend, layers.index())
-            for index, part in enumerate(rows.split([end - start for start, end in zip(starts, ends, strict=True)])):
+            rows: Any = forward_packed(model, sequences, store, backend, layers.index())
+            for index, part in enumerate(
+                rows.split([end - start for start, end in zip(starts, ends, strict=True)])
+            ):
                 logits[index].append(part)
             starts = list(ends)
         return [torch.cat(parts) for parts in logits]
@@ -142,7 +146,7 @@ def _small_copy(model: PreTrainedModel, layers: AttentionLayers) -> PreTrainedMo
             if key in original:
                 source = original[key]
                 target.copy_(source[tuple(slice(length) for length in target.shape)])
-    return small.float()
+    return small.float()  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _cut(config: Any, depth: int, keep: int, vocabulary: int) -> None:
@@ -150,7 +154,11 @@ def _cut(config: Any, depth: int, keep: int, vocabulary: int) -> None:
     for key, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == depth:
             setattr(config, key, value[:keep])
-        elif isinstance(value, int) and not isinstance(value, bool) and ("window" in key or "chunk_size" in key):
+        elif (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and ("window" in key or "chunk_size" in key)
+        ):
             if value > _WINDOW and not key.startswith("max_"):
                 setattr(config, key, _WINDOW)
         elif key.endswith("_token_id"):
@@ -172,7 +180,11 @@ def _layers_of_each_kind(model: PreTrainedModel, layers: AttentionLayers) -> int
     for attention, spec, block in zip(layers.modules, layers.specs, blocks, strict=True):
         classes = tuple(type(module).__name__ for module in block.modules()) if block is not None else ()
         flags = tuple(
-            sorted((k, v) for k, v in vars(attention).items() if isinstance(v, (bool, str)) and not k.startswith("_"))
+            sorted(
+                (k, v)
+                for k, v in vars(attention).items()
+                if isinstance(v, (bool, str)) and not k.startswith("_")
+            )
         )
         kinds.append((spec, classes, flags))
     return max(kinds.index(kind) for kind in set(kinds)) + 1

@@ -81,11 +81,12 @@ def _batch_dependent(module: nn.Module) -> dict[str, str]:
 
 def _threshold(module: nn.Module, prefix: str) -> int:
     """The longest context for which the original frequencies hold, in tokens."""
-    parameters: Any = module.config.rope_parameters
+    owner: Any = module
+    parameters = owner.config.rope_parameters
     if prefix:
         parameters = parameters[prefix[:-1]]
     original = parameters.get("original_max_position_embeddings")
-    return int(original if original is not None else module.original_max_seq_len)  # type: ignore[arg-type]
+    return int(original if original is not None else owner.original_max_seq_len)
 
 
 def _held(module: nn.Module, kinds: dict[str, str], context_limit: int, model_name: str) -> nn.Module:
@@ -100,7 +101,9 @@ def _held(module: nn.Module, kinds: dict[str, str], context_limit: int, model_na
         else:
             initialise = ROPE_INIT_FUNCTIONS.get(kind)
             if initialise is None:
-                raise ModelRefused(model_name, f"its RoPE of kind {kind!r} depends on the batch and cannot be held")
+                raise ModelRefused(
+                    model_name, f"its RoPE of kind {kind!r} depends on the batch and cannot be held"
+                )
             arguments = {"layer_type": prefix[:-1]} if prefix else {}
             length = threshold + 1 if kind == "longrope" else context_limit
             inv_freq, _ = initialise(module.config, device, seq_len=length, **arguments)
@@ -118,4 +121,4 @@ def _replace_forward(module: nn.Module, held: nn.Module, always: bool) -> None:
             return result
         return own(*positional, **arguments)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from .attention import AttentionCall, AttentionSwitch, handling
 from .layers import AttentionLayers
 from .rope import FrozenRope
 
-__all__ = ["ModelRunner", "PackedSequence", "forward_packed"]
+__all__ = ["ModelRunner", "PackedSequence", "forward_packed", "vocabulary_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,12 @@ def forward_packed(
     return logits if rows else logits[:0]
 
 
+def vocabulary_rows(model: PreTrainedModel) -> int:
+    """Rows of the input embedding."""
+    embedding: Any = model.get_input_embeddings()
+    return int(embedding.weight.shape[0])
+
+
 class ModelRunner:
     """A switched model with its KV store: the device side of an engine.
 
@@ -128,7 +134,7 @@ class ModelRunner:
     @property
     def vocab_size(self) -> int:
         """Rows of the input embedding: token ids must be below it."""
-        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr,arg-type]
+        return vocabulary_rows(self.model)
 
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         """Copy whole pages over all layers, before the forward that reads them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from agentkv import __version__
+from agentkv.version import __version__
 
 __all__ = ["Verdicts"]
 
@@ -31,7 +31,12 @@ class Verdicts:
 
     def record(self, fingerprint: bytes, model: str) -> None:
         """Keep that it passed."""
-        note = {"model": model, "agentkv": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
+        note = {
+            "model": model,
+            "agentkv": __version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        }
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self._folder)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncio_throttle import Throttler
+from asyncio_throttle.throttler import Throttler
 
 from agentkv.errors import ConfigError, QueueFull
 
@@ -37,7 +38,7 @@ class Rate:
             raise ConfigError(f'Rate.by must be "name" or "cache_salt", got {self.by!r}')
 
 
-class _SharedThrottler(Throttler):  # type: ignore[misc]  # the library ships no types
+class _SharedThrottler(Throttler):
     """A Throttler that calls on several threads' loops can share: looking and booking are one act."""
 
     def __init__(self, rate_limit: int, period: float) -> None:
@@ -47,7 +48,7 @@ class _SharedThrottler(Throttler):  # type: ignore[misc]  # the library ships no
     async def acquire(self) -> None:
         while True:
             with self._lock:
-                self.flush()
+                self.flush()  # type: ignore[no-untyped-call]
                 if len(self._task_logs) < self.rate_limit:
                     self._task_logs.append(time.monotonic())
                     return
@@ -78,7 +79,7 @@ class RateLimits:
 
 
 class Gate:
-    """At most `limit` calls between `enter` and `leave`; used by tasks on any loop of any thread, first come first in."""
+    """At most `limit` calls between `enter` and `leave`, for tasks on any loop of any thread; first come, first in."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -120,6 +121,11 @@ class Gate:
             while self._waiters:
                 loop, waiter = self._waiters.popleft()
                 if not loop.is_closed():
-                    post(loop, lambda: waiter.done() or waiter.set_result(None))
+                    post(loop, functools.partial(_let_in, waiter))
                     return
             self._inside -= 1
+
+
+def _let_in(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -14,7 +14,17 @@ from .admission import Rate
 
 __all__ = ["RuntimeConfig", "parse_bytes"]
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
 _LATER = {
     "weights": "low-bit weights",
     "kv_dtype": "a KV dtype other than the model's",
@@ -55,7 +65,14 @@ class RuntimeConfig:
         for name, what in _LATER.items():
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name}=: {what} comes with a later version of agentkv; leave it out")
-        for name in ("threads", "context_limit", "page_size", "max_num_batched_tokens", "max_num_seqs", "max_queue"):
+        for name in (
+            "threads",
+            "context_limit",
+            "page_size",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_queue",
+        ):
             _at_least(name, getattr(self, name), 1, optional=name in ("threads", "context_limit"))
         _at_least("num_pages", self.num_pages, 2, optional=True)
         if self.num_pages is not None and self.memory is not None:
@@ -74,7 +91,9 @@ class RuntimeConfig:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
         if self.listener is not None and not callable(getattr(self.listener, "on_event", None)):
-            raise ConfigError(f"listener must have a method on_event(event), got {type(self.listener).__name__}")
+            raise ConfigError(
+                f"listener must have a method on_event(event), got {type(self.listener).__name__}"
+            )
         make_policy(self.policy)
 
     @property

@@ -133,4 +133,3 @@ def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         if ids is not None:
             return frozenset((ids,) if isinstance(ids, int) else ids)
     return frozenset()
-
