@@ -58,7 +58,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: ProgressCallback) -> None:
 
 @contextmanager
 def _bars_shown_by(progress: ProgressCallback) -> Iterator[None]:
-    """transformers' GGUF reader draws a bar of its own, which no setting switches off: here it counts for ours.
+    """transformers' GGUF reader draws a bar of its own, which no setting switches off: here it feeds ours.
 
     Conversions run one at a time in a process as a rule; two at once would only mix up what is shown.
     """

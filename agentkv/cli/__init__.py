@@ -1,0 +1,7 @@
+"""The command line. Importing it brings in neither torch nor transformers; commands that need them do."""
+
+from __future__ import annotations
+
+from agentkv.cli.app import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,77 @@
+"""The program `agentkv`: its commands, and how it ends.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | it was asked rightly and could not be done (no network, no memory) |
+| 2 | it was asked wrongly: one line on stderr says what to change |
+| 130 | Ctrl-C |
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+import agentkv
+from agentkv.cli.models import models_app
+from agentkv.errors import AgentKVError, CapacityError, DownloadFailed, EngineFailed
+
+__all__ = ["app", "main"]
+
+# Rightly asked, and not possible here and now. Every other error of ours is for the one who asks to mend.
+_NOT_POSSIBLE_NOW = (CapacityError, DownloadFailed, EngineFailed)
+
+app = typer.Typer(
+    name="agentkv",
+    help="Run language models for agents over an exact, shared, counted prefix cache.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(models_app, name="models")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentkv {agentkv.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's own) and return its exit code. Prints no traceback for
+    errors that are the user's or the machine's; our own bugs keep theirs.
+    """
+    try:
+        code: Any = get_command(app)(args=arguments, prog_name="agentkv", standalone_mode=False)
+    except KeyboardInterrupt:
+        return 130
+    except AgentKVError as error:
+        return _fail(str(error), 1 if isinstance(error, _NOT_POSSIBLE_NOW) else 2)
+    except Exception as error:
+        # Errors of the command line itself. Releases of typer name their classes differently; what is common
+        # to them is that they know their message and exit code.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        return _fail(message(), getattr(error, "exit_code", 2))
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"agentkv: {message}", file=sys.stderr)
+    return code
