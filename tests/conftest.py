@@ -16,6 +16,10 @@ os.environ["MKL_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.real_model import real_model_folder
+
+__all__ = ["real_model_folder"]  # Fixtures are found by their names in this module.
+
 # Deadlines measure the machine, not the code. In CI the examples are the same each time: red means a change.
 settings.register_profile("default", deadline=None)
 settings.register_profile(
@@ -41,3 +45,10 @@ def shared_data() -> Path:
 def _no_shared_data_without_its_mark(request: pytest.FixtureRequest) -> None:
     if "shared_data" in request.fixturenames and not request.node.get_closest_marker("shared_data"):
         pytest.fail("a test that takes shared_data is marked @pytest.mark.shared_data")
+
+
+@pytest.fixture(autouse=True)
+def _real_model_where_marked(request: pytest.FixtureRequest) -> None:
+    """Fetch smollm2-135m before the first test that is marked, or skip each of them with the reason."""
+    if request.node.get_closest_marker("real_model"):
+        request.getfixturevalue("real_model_folder")

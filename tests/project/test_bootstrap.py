@@ -83,9 +83,7 @@ class Computer(bootstrap.Machine):  # type: ignore[name-defined, misc]
         return next((answer for part, answer in self.answers.items() if part in said), (0, ""))
 
     def installed(self) -> list[str]:
-        return [
-            said.split(" install ")[1].removeprefix("--quiet ") for said in self.ran if " install " in said
-        ]
+        return [said.split(" install ")[1].removeprefix("--quiet ") for said in self.ran if " install " in said]
 
 
 @pytest.fixture
@@ -106,9 +104,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def test_an_old_python_can_parse_it_and_says_so_in_one_line(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_old_python_can_parse_it_and_says_so_in_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ast.parse(SOURCE.read_text(encoding="utf-8"), feature_version=(3, 6))
     assert "from __future__ import annotations" not in SOURCE.read_text(encoding="utf-8")
     computer = Computer()
@@ -144,9 +140,7 @@ def test_a_venv_module_that_fails_is_reported_like_a_missing_one(
     assert "apt install python3.11-venv" in one_line(capsys)
 
 
-def test_too_little_room_is_found_before_anything_is_made(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_little_room_is_found_before_anything_is_made(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     computer = Computer()
     computer.room_mb = 900
     assert start(root, computer) == 1
@@ -245,9 +239,7 @@ def test_a_wish_that_python_already_meets_is_lent(root: Path) -> None:
     assert len(computer.lent_to) == 1
 
 
-def test_the_second_start_runs_nothing_and_says_nothing(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_second_start_runs_nothing_and_says_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert start(root, Computer()) == 0
     capsys.readouterr()
     again = Computer()
@@ -287,9 +279,7 @@ def test_another_python_makes_it_anew_only_where_it_was_named(root: Path) -> Non
     assert any("-m venv" in said for said in named.ran)
 
 
-@pytest.mark.parametrize(
-    "moment", ["-m venv", "install --quiet torch", "install --quiet -e", "import torch, "]
-)
+@pytest.mark.parametrize("moment", ["-m venv", "install --quiet torch", "install --quiet -e", "import torch, "])
 def test_what_was_interrupted_is_never_taken_for_whole(
     root: Path, capsys: pytest.CaptureFixture[str], moment: str
 ) -> None:
@@ -359,9 +349,7 @@ def test_torch_is_lent_with_its_cuda_libraries_and_without_anything_else(
     target.mkdir()
     linux = "py3-none-manylinux_2_28_x86_64"
     needs = ["nvidia-cublas==1.0; platform_system == 'Linux'", "sympy>=1.13", "absent>=1"]
-    lay_out(
-        host, "torch", "2.13.0", needs, "cp311-cp311-linux", ["torch/__init__.py", "torchgen/__init__.py"]
-    )
+    lay_out(host, "torch", "2.13.0", needs, "cp311-cp311-linux", ["torch/__init__.py", "torchgen/__init__.py"])
     lay_out(host, "nvidia_cublas", "1.0", ["nvidia-nvjitlink"], linux, ["nvidia/cublas/lib/libcublas.so"])
     lay_out(host, "nvidia_nvjitlink", "1.0", [], linux, ["nvidia/nvjitlink/lib/libnvjitlink.so"])
     lay_out(host, "sympy", "1.14", [], "py3-none-any", ["sympy/__init__.py"])
@@ -381,9 +369,7 @@ def test_torch_is_lent_with_its_cuda_libraries_and_without_anything_else(
     assert {path.name for path in target.iterdir() if path.is_symlink()} == {"torch", "torchgen", "nvidia"}
 
 
-def test_removing_a_lent_torch_leaves_the_lenders_files_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removing_a_lent_torch_leaves_the_lenders_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, target = tmp_path / "host", tmp_path / "target"
     target.mkdir()
     lay_out(host, "torch", "2.13.0", [], "cp311-cp311-linux", ["torch/__init__.py"])
@@ -404,9 +390,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     if shutil.which("make") is None:
         pytest.skip("make is not installed here")
     # The tests may run under make themselves; its flags are not handed down to this one.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     command = ["make", "-C", str(ROOT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 

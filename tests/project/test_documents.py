@@ -18,9 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_MODEL = "smollm2-135m"
-BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```python[^\n]*\n(?P<code>.*?)^```", re.M | re.S
-)
+BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```python[^\n]*\n(?P<code>.*?)^```", re.M | re.S)
 
 
 class Block(NamedTuple):
@@ -66,9 +64,7 @@ def run(block: Block) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("block", all_blocks())
-def test_a_block_of_python_in_the_documents_runs(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_of_python_in_the_documents_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(block)
 

@@ -16,8 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def parameters() -> list[object]:
     marks = [pytest.mark.real_model]
     return [
-        pytest.param(path, id=path.name, marks=marks if "smollm2-135m" in path.read_text() else [])
-        for path in EXAMPLES
+        pytest.param(path, id=path.name, marks=marks if "smollm2-135m" in path.read_text() else []) for path in EXAMPLES
     ]
 
 

@@ -45,9 +45,7 @@ def test_no_test_waits_for_luck(path: Path) -> None:
     naps = []
     for call in calls(path):
         called = ast.unparse(call.func)
-        yields = (
-            bool(call.args) and ast.unparse(call.args[0]) == "0"
-        )  # sleep(0) lets other tasks run, and ends.
+        yields = bool(call.args) and ast.unparse(call.args[0]) == "0"  # sleep(0) lets other tasks run, and ends.
         if called in {"time.sleep", "sleep", "asyncio.sleep"} and not yields:
             naps.append(call.lineno)
     assert naps == []
