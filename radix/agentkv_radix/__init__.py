@@ -5,7 +5,7 @@ tensors, requests or sessions. Start reading at `RadixTree`.
 """
 
 from .errors import HoldError, InvariantError, PageStateError, PoolExhausted, RadixError, StaleMatch
-from .events import Event, EventKind, Listener
+from .events import Event, EventKind, Listener, heard_kinds
 from .hashing import HashPage, chain_hash, root_hash, xxh3_128
 from .node import Extended, Inserted, Match, Node, Partial, TailAdded
 from .policy import LRU, Policy
@@ -36,6 +36,7 @@ __all__ = [
     "TailAdded",
     "TokenIds",
     "chain_hash",
+    "heard_kinds",
     "pack",
     "root_hash",
     "xxh3_128",

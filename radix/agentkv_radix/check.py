@@ -33,9 +33,7 @@ def check_tree(tree: RadixTree) -> None:
     """
     recount = _Recount()
     for namespace, root in tree._roots.items():
-        _require(
-            root.alive and root.parent is None and not root.page_ids and not root.tokens, f"{root} is no root"
-        )
+        _require(root.alive and root.parent is None and not root.page_ids and not root.tokens, f"{root} is no root")
         _require(root.namespace == namespace, f"{root} is filed under another namespace")
         _require(root.page_hashes == [tree.root_hash(namespace)], f"{root} has a wrong hash")
         _require(root.children is not None or root.is_held, f"{root} is empty and not held")
@@ -63,15 +61,9 @@ def _check_children(tree: RadixTree, node: Node) -> None:
     children = list(node.children)
     _require(not node.is_tail, f"{node} is a tail with children")
     _require(len(children) == node.children.count > 0, f"{node} miscounts its children")
-    _require(
-        node.lock_ref >= sum(child.lock_ref for child in children), f"{node} is locked less than its children"
-    )
-    _require(
-        node.pin_ref >= sum(child.pin_ref for child in children), f"{node} is pinned less than its children"
-    )
-    _require(
-        node.reach >= max(child.reach for child in children), f"{node} reaches less far than its children"
-    )
+    _require(node.lock_ref >= sum(child.lock_ref for child in children), f"{node} is locked less than its children")
+    _require(node.pin_ref >= sum(child.pin_ref for child in children), f"{node} is pinned less than its children")
+    _require(node.reach >= max(child.reach for child in children), f"{node} reaches less far than its children")
     ordered = sorted(children, key=lambda child: child.head)
     _require(
         node.children.in_order() == (ordered if len(children) > 1 else None),
@@ -80,9 +72,7 @@ def _check_children(tree: RadixTree, node: Node) -> None:
     for left, right in pairwise(ordered):
         _require(left.head != right.head, f"{left} and {right} begin alike")
         if right.head.startswith(left.head):
-            _require(
-                left.is_tail and left.is_held, f"{left} is covered by {right}, not held, and still there"
-            )
+            _require(left.is_tail and left.is_held, f"{left} is covered by {right}, not held, and still there")
     for child in children:
         found = node.children.find(child.page_hashes[0], child.head)
         _require(found is child, f"{child} is not found by its hash")
@@ -90,12 +80,8 @@ def _check_children(tree: RadixTree, node: Node) -> None:
 
 def _check_node(tree: RadixTree, node: Node, parent: Node, recount: _Recount) -> None:
     page_bytes = 4 * tree.page_size
-    _require(
-        node.alive and node.parent is parent and node.namespace == parent.namespace, f"{node} hangs wrong"
-    )
-    _require(
-        node.start == parent.end and node.end == node.start + len(node.tokens) // 4, f"{node} stands wrong"
-    )
+    _require(node.alive and node.parent is parent and node.namespace == parent.namespace, f"{node} hangs wrong")
+    _require(node.start == parent.end and node.end == node.start + len(node.tokens) // 4, f"{node} stands wrong")
     _require(node.depth == parent.depth + parent.num_pages, f"{node} has depth {node.depth}")
     _require(
         len(node.tokens) % 4 == 0 and len(node.page_hashes) == node.num_pages > 0,
@@ -108,9 +94,7 @@ def _check_node(tree: RadixTree, node: Node, parent: Node, recount: _Recount) ->
     _require(node.head == node.tokens[:page_bytes], f"{node} has a wrong head")
     page_hash = parent.page_hashes[-1]
     for index, kept in enumerate(node.page_hashes):
-        page_hash = tree.chain_hash(
-            page_hash, bytes(node.tokens[index * page_bytes : (index + 1) * page_bytes])
-        )
+        page_hash = tree.chain_hash(page_hash, bytes(node.tokens[index * page_bytes : (index + 1) * page_bytes]))
         _require(kept == page_hash, f"page {index} of {node} has a wrong hash")
     _require(min(node.lock_ref, node.pin_ref) >= 0, f"{node} has a negative count")
     if node.writer:
@@ -133,9 +117,7 @@ def _check_node(tree: RadixTree, node: Node, parent: Node, recount: _Recount) ->
 
 def _check_leaves(tree: RadixTree, recount: _Recount) -> None:
     filed = list(tree._leaves)
-    _require(
-        {node.serial for node in filed} == recount.evictable, "the filed leaves are not the evictable ones"
-    )
+    _require({node.serial for node in filed} == recount.evictable, "the filed leaves are not the evictable ones")
     _require(len(filed) == len(recount.evictable), "a leaf is filed twice")
     keys = [node.key for node in filed]
     _require(keys == sorted(keys, key=lambda key: key or ()), "the filed leaves are out of order")

@@ -80,6 +80,9 @@ class Children:
 
     def nearest(self, tokens: bytes) -> tuple[Node, int]:
         """The child that shares the most leading tokens with `tokens`, and how many. O(log children)."""
+        if self._order is None:
+            only = self._only()
+            return only, common_tokens(tokens, only.head)
         left, right = self._around(tokens)
         best, shared = left or right, -1
         for child in (left, right):
@@ -98,7 +101,7 @@ class Children:
     def covers(self, tokens: bytes, *, besides: Node | None = None) -> bool:
         """Whether a child other than `besides` begins with `tokens`. O(log children)."""
         if self._order is None:
-            only = next(iter(self))
+            only = self._only()
             return only is not besides and only.head.startswith(tokens)
         # At most `besides` itself stands between the place of `tokens` and whatever begins with them.
         for child in self._order.islice(index := self._order.bisect_key_left(tokens), index + 2):
@@ -110,11 +113,15 @@ class Children:
         """The children in byte order, None while there is only one. For checks: O(children)."""
         return None if self._order is None else list(self._order)
 
+    def _only(self) -> Node:
+        """The one child there is while there is no order."""
+        return next(iter(self._buckets.values()))[0]
+
     def _around(self, tokens: bytes) -> tuple[Node | None, Node | None]:
         """The last child before the place of `tokens` in byte order, and the first one at or behind it."""
         order = self._order
         if order is None:
-            only = next(iter(self))
+            only = self._only()
             return (only, None) if only.head < tokens else (None, only)
         index = order.bisect_key_left(tokens)
         return (order[index - 1] if index else None, order[index] if index < len(order) else None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from .node import Node, Partial
 
-__all__ = ["Event", "EventKind", "Listener", "copy_event", "path_event", "run_event"]
+__all__ = ["Event", "EventKind", "Listener", "copy_event", "heard_kinds", "path_event", "run_event"]
 
 EventKind = Literal["stored", "hit", "evicted", "split", "expired"]
 
@@ -43,15 +43,22 @@ class Event:
 class Listener(Protocol):
     """Receives every event of a tree, in the order of the changes.
 
-    It is called in the middle of an operation: it must not call the tree, and must not raise.
+    It is called in the middle of an operation: it must not call the tree, and must not raise. A listener that has
+    an attribute `kinds`, a set of event kinds, hears these only, and the others are not even built: a hit event
+    copies its whole prefix.
     """
 
     def on_event(self, event: Event) -> None: ...
 
 
-def run_event(
-    kind: EventKind, node: Node, first: int, page_size: int, cause: str, owner: str | None
-) -> Event:
+def heard_kinds(listener: Listener | None) -> frozenset[str]:
+    """The kinds of event that this listener wants to hear."""
+    if listener is None:
+        return frozenset()
+    return frozenset(getattr(listener, "kinds", get_args(EventKind)))
+
+
+def run_event(kind: EventKind, node: Node, first: int, page_size: int, cause: str, owner: str | None) -> Event:
     """Tells of the pages of `node` from its page `first` on. Copies them."""
     return Event(
         kind=kind,

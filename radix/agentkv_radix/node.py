@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import StaleMatch
 
@@ -130,8 +130,7 @@ class Node:
         return f"<{kind} {self.serial} tokens {self.start}..{self.end} {counts}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(NamedTuple):
     """The page that shares the most tokens with what follows the whole pages of a match: worth a copy, never
     a lock.
 
@@ -156,9 +155,7 @@ class Partial:
             node = node.parent
         index = self.page_index - node.depth
         if not node.alive or index >= len(node.page_ids) or node.page_ids[index] != self.page_id:
-            raise StaleMatch(
-                f"page {self.page_id}, found as a partial hit, has left the tree since; match again"
-            )
+            raise StaleMatch(f"page {self.page_id}, found as a partial hit, has left the tree since; match again")
         return node
 
 
@@ -172,9 +169,7 @@ class Match:
 
     __slots__ = ("_page_ids", "namespace", "node", "num_pages", "num_tokens", "partial")
 
-    def __init__(
-        self, namespace: bytes, node: Node, num_pages: int, num_tokens: int, partial: Partial | None
-    ) -> None:
+    def __init__(self, namespace: bytes, node: Node, num_pages: int, num_tokens: int, partial: Partial | None) -> None:
         self.namespace = namespace
         self.node = node
         """The node that holds the last matched page; the match may end inside its edge. The root where none
@@ -217,9 +212,7 @@ class Match:
         while node.start >= self.num_tokens and node.parent is not None:
             node = node.parent
         if self.num_tokens and not (node.alive and node.end >= self.num_tokens):
-            raise StaleMatch(
-                f"pages of a match of {self.num_tokens} tokens have been evicted since; match again"
-            )
+            raise StaleMatch(f"pages of a match of {self.num_tokens} tokens have been evicted since; match again")
         return node
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from array import array
 
 from .children import Children
 from .errors import HoldError
-from .events import EventKind, Listener, run_event
+from .events import EventKind, Listener, heard_kinds, run_event
 from .hashing import HashPage, chain_hashes, root_hash
 from .leaves import Leaves
 from .node import Node, Partial, TailAdded
@@ -27,13 +27,12 @@ class Structure:
     upper half is new and inherits all counts, since every hold below it passes through it.
     """
 
-    def __init__(
-        self, page_size: int, policy: Policy, listener: Listener | None, hash_page: HashPage
-    ) -> None:
+    def __init__(self, page_size: int, policy: Policy, listener: Listener | None, hash_page: HashPage) -> None:
         self.page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._hash = hash_page
         self._listener = listener
+        self._heard = heard_kinds(listener)
         self._roots: dict[bytes, Node] = {}
         self._leaves = Leaves(policy.key)
         self._on_hit = getattr(policy, "on_hit", None)
@@ -380,9 +379,7 @@ class Structure:
 
     # ---- telling the listener ----
 
-    def _tell_run(
-        self, kind: EventKind, node: Node, first: int, cause: str, owner: str | None = None
-    ) -> None:
-        """Tell of the pages of `node` from its page `first` on; without a listener nothing is built."""
-        if self._listener is not None:
+    def _tell_run(self, kind: EventKind, node: Node, first: int, cause: str, owner: str | None = None) -> None:
+        """Tell of the pages of `node` from its page `first` on; what nobody hears is not built."""
+        if self._listener is not None and kind in self._heard:
             self._listener.on_event(run_event(kind, node, first, self.page_size, cause, owner))

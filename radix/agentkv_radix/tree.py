@@ -138,7 +138,7 @@ class RadixTree(Structure):
         node = self._end_node(match, "lock")
         self._add_lock(node)
         self._hit(node, owner)
-        if self._listener is not None and match.num_tokens:
+        if self._listener is not None and match.num_tokens and "hit" in self._heard:
             self._listener.on_event(path_event(node, owner))
         return node
 
@@ -168,7 +168,7 @@ class RadixTree(Structure):
         self._add_lock(source)
         if source.is_tail:
             self._hit(source, owner, source.parent)
-        if self._listener is not None:
+        if self._listener is not None and "hit" in self._heard:
             self._listener.on_event(copy_event(partial, source, self.page_size, owner))
         return source
 
@@ -193,9 +193,7 @@ class RadixTree(Structure):
 
     # ---- storing ----
 
-    def extend(
-        self, node: Node, token_ids: TokenIds, page_ids: Sequence[int], *, owner: str | None = None
-    ) -> Extended:
+    def extend(self, node: Node, token_ids: TokenIds, page_ids: Sequence[int], *, owner: str | None = None) -> Extended:
         """Hand over whole pages that follow `node`, on which the caller has one lock; the lock moves with
         them.
 
@@ -233,9 +231,7 @@ class RadixTree(Structure):
         self._mark_used(end, node, owner)
         return Extended(end, canonical, _unneeded(ids, canonical, resident), released)
 
-    def add_tail(
-        self, node: Node, token_ids: TokenIds, page_id: int, *, owner: str | None = None
-    ) -> TailAdded:
+    def add_tail(self, node: Node, token_ids: TokenIds, page_id: int, *, owner: str | None = None) -> TailAdded:
         """Hand over one partly filled page (1..page_size-1 tokens) behind `node`, which the caller holds.
 
         Not added, and the page still the caller's, where a page or tail that begins with these tokens is
@@ -275,9 +271,7 @@ class RadixTree(Structure):
         end, resident = self._walk_resident(self._root(namespace), packed[:whole], "insert")
         canonical, released = path_page_ids(end, None), []
         if resident < num_whole:
-            end = self._attach(
-                end, packed[resident * self._page_bytes : whole], ids[resident:num_whole], owner
-            )
+            end = self._attach(end, packed[resident * self._page_bytes : whole], ids[resident:num_whole], owner)
             self._tell_run("stored", end, 0, "insert", owner)
             released = self._cover_tails(end)
             canonical.extend(end.page_ids)
@@ -336,10 +330,7 @@ class RadixTree(Structure):
             raise ValueError(f"start must be 0 or more, not {start}")
         match = self.match(token_ids, namespace=namespace)
         walk: Node | None = match.node
-        if (
-            match.partial is not None
-            and match.partial.node.end == match.num_tokens + match.partial.num_tokens
-        ):
+        if match.partial is not None and match.partial.node.end == match.num_tokens + match.partial.num_tokens:
             walk = match.partial.node
         elif match.node.end > match.num_tokens:
             walk = match.node.parent

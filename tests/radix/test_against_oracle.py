@@ -96,9 +96,7 @@ TestTreeMachine.settings = settings(
 
 
 @pytest.mark.parametrize(("page_size", "steps"), [(4, 10_000), (2, 2_000), (1, 2_000)])
-def test_ten_thousand_random_steps_keep_tree_and_counters_equal_to_a_recount(
-    page_size: int, steps: int
-) -> None:
+def test_ten_thousand_random_steps_keep_tree_and_counters_equal_to_a_recount(page_size: int, steps: int) -> None:
     draw = random.Random(page_size)
     pair = Pair(RadixTree(page_size=page_size), num_pages=60)
     for _ in range(steps):

@@ -92,10 +92,7 @@ def test_a_commit_that_ends_inside_a_resident_edge_splits_it():
 def test_identical_commits_keep_one_copy_in_whatever_order_they_are_released(order):
     tree = RadixTree(page_size=4)
     nodes = [lease_on(tree, []) for _ in range(3)]
-    results = [
-        tree.extend(node, [1] * 4 + [2] * 4, [2 * index + 1, 2 * index + 2])
-        for index, node in enumerate(nodes)
-    ]
+    results = [tree.extend(node, [1] * 4 + [2] * 4, [2 * index + 1, 2 * index + 2]) for index, node in enumerate(nodes)]
     assert [result.duplicates for result in results] == [[], [3, 4], [5, 6]]
     for done, index in enumerate(order):
         assert tree.evict(10) == []

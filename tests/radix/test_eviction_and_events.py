@@ -257,3 +257,19 @@ def test_check_finds_damage(damage):
     )
     with pytest.raises(Exception, match=r"."):
         tree.check()
+
+
+def test_a_listener_that_names_its_kinds_hears_these_only():
+    class HearsEvictions(Listening):
+        kinds = frozenset({"evicted"})
+
+    listener = HearsEvictions()
+    tree = RadixTree(page_size=2, listener=listener)
+    tree.insert([1, 1, 2, 2, 3], [1, 2, 3])
+    match = tree.match([1, 1, 2, 2, 3])
+    tree.lock_page(match.partial)
+    tree.unlock(tree.lock(match))
+    assert listener.events == []
+    tree.insert([4], [4])
+    tree.evict(1)
+    assert [event.kind for event in listener.events] == ["evicted"]

@@ -85,11 +85,7 @@ def test_a_pool_without_a_usable_page_is_refused(num_pages):
 
 
 @given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["allocate", "free", "to_tree", "to_private"]), st.integers(0, 6), st.randoms()
-        )
-    )
+    st.lists(st.tuples(st.sampled_from(["allocate", "free", "to_tree", "to_private"]), st.integers(0, 6), st.randoms()))
 )
 def test_the_pool_equals_three_sets_under_any_operations(steps):
     pool = PagePool(16)
@@ -106,9 +102,7 @@ def test_the_pool_equals_three_sets_under_any_operations(steps):
                 with pytest.raises(PoolExhausted):
                     pool.allocate(n)
             continue
-        source, target = {"free": (private, free), "to_tree": (private, tree), "to_private": (tree, private)}[
-            operation
-        ]
+        source, target = {"free": (private, free), "to_tree": (private, tree), "to_private": (tree, private)}[operation]
         chosen = draw.sample(sorted(source), min(n, len(source)))
         getattr(pool, operation)(chosen)
         source.difference_update(chosen)

@@ -76,9 +76,7 @@ def test_a_page_hash_is_the_xxh3_of_the_hash_before_it_and_its_tokens():
     second = xxh3_128(first + pack([3, 4]))
     assert tree.page_hash(node) == second
     assert tree.page_hash(tree.match([1, 2, 9, 9], namespace=b"model")) == first
-    assert (
-        tree.page_hash(tree.match([9], namespace=b"model")) == root_hash(b"model") == tree.root_hash(b"model")
-    )
+    assert tree.page_hash(tree.match([9], namespace=b"model")) == root_hash(b"model") == tree.root_hash(b"model")
     assert chain_hash(first, pack([3, 4])) == tree.chain_hash(first, pack([3, 4])) == second
 
 
@@ -110,9 +108,7 @@ def run_python(code: str, seed: str = "random") -> str:
     ).stdout.strip()
 
 
-@pytest.mark.parametrize(
-    "hash_page", [lambda data: b"", lambda data: xxh3_128(data)[:1]], ids=["constant", "8 bits"]
-)
+@pytest.mark.parametrize("hash_page", [lambda data: b"", lambda data: xxh3_128(data)[:1]], ids=["constant", "8 bits"])
 def test_a_thousand_prompts_hit_exactly_their_own_pages_under_a_bad_hash(hash_page):
     draw = random.Random(0)
     good, bad = RadixTree(page_size=4), RadixTree(page_size=4, hash_page=hash_page)

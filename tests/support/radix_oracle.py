@@ -31,9 +31,7 @@ def node_tokens(node: Node) -> Tokens:
 
 
 def common(left: Tokens, right: Tokens) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 class Pair:
@@ -61,9 +59,7 @@ class Pair:
 
     def matched(self, namespace: bytes, tokens: Tokens) -> int:
         end = 0
-        while (
-            end + self.page_size <= len(tokens) and (namespace, tokens[: end + self.page_size]) in self.pages
-        ):
+        while end + self.page_size <= len(tokens) and (namespace, tokens[: end + self.page_size]) in self.pages:
             end += self.page_size
         return end
 
@@ -130,14 +126,10 @@ class Pair:
         limited = tokens if max_tokens is None else tokens[:max_tokens]
         end = self.matched(namespace, limited)
         assert match.num_tokens == end
-        expected = [
-            self.pages[namespace, tokens[:stop]] for stop in range(self.page_size, end + 1, self.page_size)
-        ]
+        expected = [self.pages[namespace, tokens[:stop]] for stop in range(self.page_size, end + 1, self.page_size)]
         assert list(match.page_ids) == expected
         rest = limited[end:][: self.page_size - 1]
-        shared = {
-            page_id: common(rest, page) for page, page_id in self.siblings(namespace, tokens[:end]).items()
-        }
+        shared = {page_id: common(rest, page) for page, page_id in self.siblings(namespace, tokens[:end]).items()}
         best = max(shared.values(), default=0)
         assert (match.partial.num_tokens if match.partial else 0) == best
         if match.partial:
@@ -151,8 +143,7 @@ class Pair:
         node = self.tree.lock(match) if kind == "lock" else self.tree.pin(match)
         assert node.end == match.num_tokens
         assert list(match.page_ids) == [
-            self.pages[namespace, tokens[:stop]]
-            for stop in range(self.page_size, node.end + 1, self.page_size)
+            self.pages[namespace, tokens[:stop]] for stop in range(self.page_size, node.end + 1, self.page_size)
         ]
         hold = Hold(kind, node, (namespace, tokens[: node.end]))
         self.holds.append(hold)
@@ -188,9 +179,7 @@ class Pair:
         expected = []
         if hold.key in self.tails and hold.key not in self.held():
             whole, rest = self.cut(hold.key[1])
-            if any(
-                other != rest and other[: len(rest)] == rest for other in self.siblings(hold.key[0], whole)
-            ):
+            if any(other != rest and other[: len(rest)] == rest for other in self.siblings(hold.key[0], whole)):
                 expected = [self.tails.pop(hold.key)]
         assert released == expected
         self._hand_over([], [], released)
@@ -222,9 +211,7 @@ class Pair:
 
     def evict(self, num_pages: int) -> None:
         held = self.held()
-        evictable = {
-            page_id: key for key, page_id in [*self.pages.items(), *self.tails.items()] if key not in held
-        }
+        evictable = {page_id: key for key, page_id in [*self.pages.items(), *self.tails.items()] if key not in held}
         evicted = self.tree.evict(num_pages)
         assert len(evicted) == len(set(evicted)) == min(num_pages, len(evictable))
         for page_id in evicted:
@@ -314,9 +301,7 @@ class Pair:
         assert tree.num_pinned_pages == len(self.held("pin"))
         assert tree.num_evictable_pages == tree.num_pages - len(self.held())
         for _, prefix in self.pages:
-            assert len(prefix) == self.page_size or any(
-                key[1] == prefix[: -self.page_size] for key in self.pages
-            )
+            assert len(prefix) == self.page_size or any(key[1] == prefix[: -self.page_size] for key in self.pages)
         for hold in self.holds:
             assert hold.node.alive
             assert (hold.node.namespace, node_tokens(hold.node)) == hold.key
