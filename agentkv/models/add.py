@@ -86,14 +86,10 @@ def _add_folder(path: Path, name: str | None, store: ModelStore) -> str:
     if not _NAME.fullmatch(chosen):
         raise ModelError(f"{path} says it is named {chosen!r}, which is no name for a model; give --name")
     if chosen in BUILTIN_MODELS and former is None:
-        raise ModelError(
-            f"{chosen} is a built-in name, and {path} is not known to be that model; give another --name"
-        )
+        raise ModelError(f"{chosen} is a built-in name, and {path} is not known to be that model; give another --name")
 
     def build(folder: Path) -> Manifest:
-        shutil.copytree(
-            path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME, ".git")
-        )
+        shutil.copytree(path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME, ".git"))
         gguf, digest = (former.gguf, former.gguf_sha256) if former is not None else (None, None)
         return Manifest(chosen, str(path.resolve()), gguf, digest)
 

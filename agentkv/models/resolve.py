@@ -59,7 +59,7 @@ def resolve(
         if added is not None:
             return FolderSource(added, name=text, store=store)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return _resolve_folder(path, store)
     if path.suffix == ".gguf" and path.is_file():
         return _GgufSource(path, store, progress)
@@ -136,9 +136,7 @@ def _resolve_object(model: Any) -> ModelSource:
     if callable(getattr(model, "load", None)):
         source: ModelSource = model
         return source
-    raise TypeError(
-        f"model is a name, a path, a hub id or a loaded transformers model, not {type(model).__name__}"
-    )
+    raise TypeError(f"model is a name, a path, a hub id or a loaded transformers model, not {type(model).__name__}")
 
 
 def _resolve_folder(path: Path, store: ModelStore) -> ModelSource:

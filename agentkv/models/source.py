@@ -214,6 +214,7 @@ def _load_pretrained(
 
 
 def _load_model(where: str, name: str, options: LoadOptions, dtype: torch.dtype) -> PreTrainedModel:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     config = _load_config(where, name, options)
@@ -234,7 +235,7 @@ def _load_model(where: str, name: str, options: LoadOptions, dtype: torch.dtype)
                 name, f"transformers knows no causal language model for {type(config).__name__}"
             ) from error
         raise ModelError(f"{name} cannot be loaded: {error}") from error
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{name} cannot be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])

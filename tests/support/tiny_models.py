@@ -138,9 +138,7 @@ SERVED: dict[str, tuple[str, str, dict[str, Any]]] = {
         v_head_dim=12,  # keys are 24 wide
         **_MOE,
     ),
-    "mixtral": _names(
-        "MixtralConfig", "MixtralForCausalLM", num_local_experts=4, sliding_window=None, **_MOE
-    ),
+    "mixtral": _names("MixtralConfig", "MixtralForCausalLM", num_local_experts=4, sliding_window=None, **_MOE),
     "qwen3_moe": _names(
         "Qwen3MoeConfig", "Qwen3MoeForCausalLM", head_dim=16, num_experts=4, moe_intermediate_size=32, **_MOE
     ),
@@ -172,9 +170,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
         shared_expert_intermediate_size=32,
         **_MOE,
     ),
-    "phimoe_window": _names(
-        "PhimoeConfig", "PhimoeForCausalLM", num_local_experts=4, sliding_window=WINDOW, **_MOE
-    ),
+    "phimoe_window": _names("PhimoeConfig", "PhimoeForCausalLM", num_local_experts=4, sliding_window=WINDOW, **_MOE),
     # Recurrent state.
     "mamba": (
         "MambaConfig",
