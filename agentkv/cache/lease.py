@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from agentkv_radix import Node
+from agentkv_radix import Node, Partial
 
 __all__ = ["Lease", "PageCopy"]
 
@@ -47,4 +47,7 @@ class Lease:
     owner: str | None = None
     admitted: bool = False
     released: bool = False
+    partial: Partial | None = None
+    """Where the copy comes from."""
     held_source: Node | None = None
+    """The hold on the page that is to be copied, until the first commit."""

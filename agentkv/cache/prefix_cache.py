@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from agentkv_radix import (
     Policy,
     RadixTree,
     TokenIds,
+    heard_kinds,
     pack,
     xxh3_128,
 )
@@ -26,6 +28,8 @@ from .ghosts import Ghosts
 from .lease import Lease, PageCopy
 
 __all__ = ["CacheCounters", "PrefixCache"]
+
+_log = logging.getLogger("agentkv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class PrefixCache:
             4 * num_pages if ghost_pages is None else ghost_pages, page_size=page_size, hash_page=hash_page
         )
         self._listener = listener
+        self.kinds = frozenset({"evicted"}) | heard_kinds(listener)
         self.tree = RadixTree(
             page_size=page_size, policy=make_policy(policy), listener=self, hash_page=hash_page
         )
@@ -91,7 +96,12 @@ class PrefixCache:
             self._evicted_pages += len(event.page_ids)
         self.ghosts.on_event(event)
         if self._listener is not None:
-            self._listener.on_event(event)
+            try:
+                self._listener.on_event(event)
+            except Exception:
+                # The tree is in the middle of a change, which must not be left half done for somebody's report.
+                _log.exception("the listener raised on a %s event; it is not called any more", event.kind)
+                self._listener = None
 
     # -- looking up ---------------------------------------------------------------------------------------------
 
@@ -120,7 +130,7 @@ class PrefixCache:
         if whole:
             found = self.tree.match(packed, namespace=namespace, max_tokens=length - 1)
         misses = self._explain(packed, found, whole) if reuse else no_misses() | {"cache_disabled": length}
-        node = self.tree.lock(found, owner=owner)
+        node = self.tree.lock(found)
         lease = Lease(
             namespace=namespace,
             node=node,
@@ -132,7 +142,7 @@ class PrefixCache:
             owner=owner,
         )
         if found.partial is not None:
-            partial = found.partial
+            lease.partial = partial = found.partial
             lease.held_source = self.tree.lock_page(partial)
             # The destination is known once allocate has a page; page 0, the null page, stands for "none yet".
             lease.copy = PageCopy(partial.page_id, 0, partial.num_tokens)
@@ -200,7 +210,7 @@ class PrefixCache:
         if not lease.admitted:
             lease.admitted = True
             if lease.node is not None:
-                self.tree.record_hit(lease.node, owner=lease.owner)
+                self.tree.record_hit(lease.node, lease.partial if lease.copy else None, owner=lease.owner)
         return lease.page_ids
 
     def _make_room(self, wanted: int) -> None:
@@ -216,7 +226,7 @@ class PrefixCache:
     def _freed_by_giving_up(self, lease: Lease) -> int:
         """Evictable pages that only the hold on the copy source keeps from being so."""
         assert lease.held_source is not None
-        return self.tree.num_pages_held_only_by(lease.held_source)
+        return self.tree.num_pages_freed_by(lease.held_source)
 
     def _give_up_copy(self, lease: Lease) -> None:
         assert lease.copy is not None
@@ -299,6 +309,8 @@ class PrefixCache:
                     self.pool.to_tree(private[:1])
                     private = private[1:]
                 self._take_back(tail.released)
+            if lease.admitted:
+                self.tree.touch(lease.node)
             self._take_back(self.tree.unlock(lease.node))
         if private:
             self.pool.free(private)

@@ -1,7 +1,7 @@
 """Host side of the KV cache: a radix tree of hashed token prefixes, and the account of pages. Pure Python.
 
-The tree says which pages hold which prefix and which may go; the pool says who owns a page. Neither knows
-tensors, requests or sessions. Start reading at `RadixTree`.
+The tree says which pages hold which prefix and which may go; the pool says who owns a page. Neither knows tensors,
+requests or sessions. Start reading at `RadixTree`.
 """
 
 from .errors import HoldError, InvariantError, PageStateError, PoolExhausted, RadixError, StaleMatch

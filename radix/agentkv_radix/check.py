@@ -28,9 +28,7 @@ class _Recount:
 
 
 def check_tree(tree: RadixTree) -> None:
-    """Walk all nodes, rehash all pages, recount all counters. Raises InvariantError with the first
-    disagreement.
-    """
+    """Walk all nodes, rehash all pages, recount all counters. Raises InvariantError with the first disagreement."""
     recount = _Recount()
     for namespace, root in tree._roots.items():
         _require(root.alive and root.parent is None and not root.page_ids and not root.tokens, f"{root} is no root")

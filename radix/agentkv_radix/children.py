@@ -1,6 +1,4 @@
-"""The children of one node: found by the hash of their first page, and by byte order from the second child
-on.
-"""
+"""The children of one node: found by the hash of their first page, and by byte order from the second child on."""
 
 from __future__ import annotations
 
@@ -18,13 +16,12 @@ _HEAD = attrgetter("head")
 
 
 class Children:
-    """At least one child. No two children have the same head (tokens of the first page; of a tail: all its
-    tokens).
+    """At least one child. No two children have the same head (tokens of the first page; of a tail: all its tokens).
 
-    Children whose first pages collide under the hash share a bucket and are told apart by their tokens.
-    Byte order serves two questions that a hash cannot answer: whose page shares the most tokens with a
-    prompt, and which tail is a prefix of what. In a sorted list both answers stand next to the place of the
-    question: whatever lies between a prefix and the asked-for bytes begins with that prefix too.
+    Children whose first pages collide under the hash share a bucket and are told apart by their tokens. Byte order
+    serves two questions that a hash cannot answer: whose page shares the most tokens with a prompt, and which tail is
+    a prefix of what. In a sorted list both answers stand next to the place of the question: whatever lies between a
+    prefix and the asked-for bytes begins with that prefix too.
     """
 
     __slots__ = ("_buckets", "_order", "count")

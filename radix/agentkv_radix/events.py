@@ -43,9 +43,9 @@ class Event:
 class Listener(Protocol):
     """Receives every event of a tree, in the order of the changes.
 
-    It is called in the middle of an operation: it must not call the tree, and must not raise. A listener that has
-    an attribute `kinds`, a set of event kinds, hears these only, and the others are not even built: a hit event
-    copies its whole prefix.
+    It is called in the middle of an operation: it must not call the tree, and must not raise. A listener that has an
+    attribute `kinds`, a set of event kinds, hears these only, and the others are not even built: a hit event copies
+    its whole prefix.
     """
 
     def on_event(self, event: Event) -> None: ...

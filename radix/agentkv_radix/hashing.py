@@ -3,9 +3,8 @@
     root_hash(namespace) --> page 0 --> page 1 --> ...        hash = hash_page(hash of the page before +
     tokens)
 
-They depend on nothing but their input (no PYTHONHASHSEED, no address), so they may leave the process. The
-tree finds children by them and then compares tokens, so even a constant `hash_page` gives right answers, only
-slower.
+They depend on nothing but their input (no PYTHONHASHSEED, no address), so they may leave the process. The tree finds
+children by them and then compares tokens, so even a constant `hash_page` gives right answers, only slower.
 """
 
 from __future__ import annotations

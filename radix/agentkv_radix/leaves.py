@@ -16,9 +16,9 @@ __all__ = ["Leaves"]
 class Leaves:
     """Leaves that nobody holds, ordered by the key that each had when it was filed.
 
-    The key is frozen on the node: a policy's answer may change while a leaf stands here, and a list ordered
-    by living keys could no longer find it. The node's serial ends the key, so equal keys keep the order of
-    creation and taking one out is a bisection, not a walk over its equals.
+    The key is frozen on the node: a policy's answer may change while a leaf stands here, and a list ordered by living
+    keys could no longer find it. The node's serial ends the key, so equal keys keep the order of creation and taking
+    one out is a bisection, not a walk over its equals.
     """
 
     __slots__ = ("_order", "_policy_key")

@@ -17,11 +17,10 @@ MAX_OWNERS = 8
 
 
 class Node:
-    """An edge of whole pages and the place where it ends; or a tail: one page of fewer tokens, without
-    children.
+    """An edge of whole pages and the place where it ends; or a tail: one page of fewer tokens, without children.
 
-    Policies and reports read the fields below; only the tree writes them (`priority` and `expires` are for
-    whoever keeps pins). Times are ticks of the tree's logical clock.
+    Policies and reports read the fields below; only the tree writes them (`priority` and `expires` are for whoever
+    keeps pins). Times are ticks of the tree's logical clock.
 
         |------------- start -------------|---------- tokens ----------|
         |  pages of the ancestors (depth) |  num_pages pages           |
@@ -131,8 +130,7 @@ class Node:
 
 
 class Partial(NamedTuple):
-    """The page that shares the most tokens with what follows the whole pages of a match: worth a copy, never
-    a lock.
+    """The page that shares the most tokens with what follows the whole pages of a match: worth a copy, never a lock.
 
     page_id     the source; num_tokens of it (1..page_size-1) are the prompt's
     node        whose edge held the page when it was found: a tail, a sibling's first page, or the next in an
@@ -147,9 +145,7 @@ class Partial(NamedTuple):
     page_index: int
 
     def owner_node(self) -> Node:
-        """The node that holds the page now (a split may have moved it above `node`). Raises StaleMatch if
-        none does.
-        """
+        """The node that holds the page now (a split may have moved it above `node`). Raises StaleMatch if none does."""
         node = self.node
         while node.depth > self.page_index and node.parent is not None:
             node = node.parent
@@ -162,9 +158,8 @@ class Partial(NamedTuple):
 class Match:
     """What the tree holds of a prompt: whole pages, and perhaps a part of one more.
 
-    A match holds nothing: it stays right only while the tree keeps what it found. `page_ids`,
-    `RadixTree.lock` and `RadixTree.page_hash` check that and raise StaleMatch; splits and insertions in
-    between do no harm.
+    A match holds nothing: it stays right only while the tree keeps what it found. `page_ids`, `RadixTree.lock` and
+    `RadixTree.page_hash` check that and raise StaleMatch; splits and insertions in between do no harm.
     """
 
     __slots__ = ("_page_ids", "namespace", "node", "num_pages", "num_tokens", "partial")
@@ -172,9 +167,7 @@ class Match:
     def __init__(self, namespace: bytes, node: Node, num_pages: int, num_tokens: int, partial: Partial | None) -> None:
         self.namespace = namespace
         self.node = node
-        """The node that holds the last matched page; the match may end inside its edge. The root where none
-        does.
-        """
+        """The node that holds the last matched page; the match may end inside its edge. The root where none does."""
         self.num_pages = num_pages
         self.num_tokens = num_tokens
         """Tokens of whole pages only."""
@@ -195,18 +188,15 @@ class Match:
 
     @property
     def reach(self) -> int:
-        """The furthest token end that any path through `entered` ever had: how far the path goes that was
-        left.
-        """
+        """The furthest token end that any path through `entered` ever had: how far the path goes that was left."""
         return self.entered.reach
 
     def located(self) -> Node:
         """The node that holds the last matched page now. Raises StaleMatch where that page was evicted.
 
-        The lower half of a split keeps its identity, so the page stands in that node or above it, and even a
-        node that has left tells where it stood. What a node holds changes at its end only, and never comes
-        back there with other tokens while a shorter edge is known: reaching num_tokens proves the path.
-        O(splits since).
+        The lower half of a split keeps its identity, so the page stands in that node or above it, and a node that has
+        left still tells where it stood. A node that was shortened is never lengthened again (nobody held it, so it has
+        no writer): where a living node reaches num_tokens, its tokens are those that were matched. O(splits since).
         """
         node = self.node
         while node.start >= self.num_tokens and node.parent is not None:
@@ -263,9 +253,7 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class TailAdded:
-    """Result of `add_tail`. Not added: the page is the caller's still. `released` is the caller's from now
-    on.
-    """
+    """Result of `add_tail`. Not added: the page is the caller's still. `released` is the caller's from now on."""
 
     added: bool
     released: list[int]

@@ -1,6 +1,4 @@
-"""Which leaf goes first. The tree asks for a key when a leaf becomes evictable, and evicts the smallest
-first.
-"""
+"""Which leaf goes first. The tree asks for a key when a leaf becomes evictable, and evicts the smallest first."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ __all__ = ["LRU", "Policy"]
 class Policy(Protocol):
     """Order of eviction: one method, and four more that a policy may have.
 
-    `key(node)` is computed once when a leaf is filed (it became a leaf, was released, superseded, shortened
-    or spared) and frozen until it is filed again; the smallest goes first, equal keys in the order of
-    creation. All keys of one policy must be comparable with each other. Policies read the public fields of a
-    node, may write `priority` and `expires`, and never call the tree.
+    `key(node)` is computed once when a leaf is filed (it became a leaf, was released, superseded, shortened or
+    spared) and frozen until it is filed again; the smallest goes first, equal keys in the order of creation. All keys
+    of one policy must be comparable with each other. Policies read the public fields of a node, may write `priority`
+    and `expires`, and never call the tree.
 
     Optional, looked for once when the tree is made:
     `on_insert(node)`: the node is new. `on_hit(node)`: called for each node of a hit path.

@@ -5,8 +5,8 @@
               <------------         <----------
                   free               to_private
 
-Page 0 is the null page, where padding writes; it is in none of these states and is never handed out. Pages
-are ints only: the pool touches no memory, and says who may write to what.
+Page 0 is the null page, where padding writes; it is in none of these states and is never handed out. Pages are ints
+only: the pool touches no memory, and says who may write to what.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FREE_RUNS = re.compile(rb"\x00+")
 class PagePool:
     """`num_pages` pages, of which page 0 is never handed out; one byte of state each.
 
-    Allocation is first fit by address, which keeps runs ascending and the pool compact. All operations are
-    all or nothing: where one page is in the wrong state, none is changed.
+    Allocation is first fit by address, which keeps runs ascending and the pool compact. All operations are all or
+    nothing: where one page is in the wrong state, none is changed.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -58,11 +58,10 @@ class PagePool:
         return self._counts[_TREE]
 
     def allocate(self, n: int) -> array[int]:
-        """`n` free pages, from now on private to the caller: ascending, and in one run where one is long
-        enough.
+        """`n` free pages, from now on private to the caller: ascending, and in one run where one is long enough.
 
-        All or nothing: raises PoolExhausted(needed, free) and changes nothing. Costs O(n) and a scan (1 byte
-        a page, at memchr's speed) from the lowest free page to the run that is taken.
+        All or nothing: raises PoolExhausted(needed, free) and changes nothing. Costs O(n) and a scan (1 byte a page,
+        at memchr's speed) from the lowest free page to the run that is taken.
         """
         if n < 0:
             raise ValueError(f"cannot allocate {n} pages; the number must be 0 or more")
@@ -96,9 +95,7 @@ class PagePool:
         self._move(page_ids, _TREE, _PRIVATE)
 
     def check(self) -> None:
-        """Prove by recount that free + private + tree = num_pages - 1. Costs O(num_pages); raises
-        InvariantError.
-        """
+        """Prove by recount that free + private + tree = num_pages - 1. Costs O(num_pages); raises InvariantError."""
         counted = [self._states.count(state) for state in (_FREE, _PRIVATE, _TREE)]
         if counted != self._counts or sum(counted) != self.num_pages - 1 or self._states[0] != _NULL:
             raise InvariantError(

@@ -1,6 +1,4 @@
-"""What every operation of the tree is made of: nodes hung in and taken out, splits, holds, and the counters
-of it.
-"""
+"""What every operation of the tree is made of: nodes hung in and taken out, splits, holds, and the counters of it."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ __all__ = ["Structure"]
 class Structure:
     """Roots, nodes and holds, with the counters always right and the evictable leaves always filed.
 
-    Two rules stand over all of it. A hold counts on every node from where it stands up to the root, so a
-    count of zero says that nothing below is held either, and a parent is never less held than a child. And a
-    split leaves the lower half its identity, so a hold, a match or a policy's note on a node stays true: the
-    upper half is new and inherits all counts, since every hold below it passes through it.
+    Two rules stand over all of it. A hold counts on every node from where it stands up to the root, so a count of
+    zero says that nothing below is held either, and a parent is never less held than a child. And a split leaves the
+    lower half its identity, so a hold, a match or a policy's note on a node stays true: the upper half is new and
+    inherits all counts, since every hold below it passes through it.
     """
 
     def __init__(self, page_size: int, policy: Policy, listener: Listener | None, hash_page: HashPage) -> None:
@@ -54,8 +52,8 @@ class Structure:
     def _descend(self, node: Node, packed: bytes, offset: int, limit: int) -> tuple[Node, int, int]:
         """Follow whole pages of `packed[offset:limit]` down from the end of `node`, changing nothing.
 
-        Returns the node that holds the last matched page, how many of its pages matched, and the offset
-        behind them. Costs, for each node: one hash of a page, one dict access, one memcmp of the edge.
+        Returns the node that holds the last matched page, how many of its pages matched, and the offset behind them.
+        Costs, for each node: one hash of a page, one dict access, one memcmp of the edge.
         """
         page_bytes, hash_page = self._page_bytes, self._hash
         pages = len(node.page_ids)
@@ -117,9 +115,7 @@ class Structure:
     def _attach(
         self, parent: Node, tokens: bytes, page_ids: array[int], owner: str | None, *, is_tail: bool = False
     ) -> Node:
-        """Hang a new leaf, which nobody holds, below `parent`; it is filed by the caller once its holds are
-        known.
-        """
+        """Hang a new leaf, which nobody holds, below `parent`; it is filed by the caller once its holds are known."""
         self._serial += 1
         node = Node(
             namespace=parent.namespace,
@@ -151,9 +147,7 @@ class Structure:
         return node
 
     def _detach(self, node: Node) -> None:
-        """Take a leaf that nobody holds out of the tree; its parent may become a leaf, or an empty root that
-        goes.
-        """
+        """Take a leaf that nobody holds out of the tree; its parent may become a leaf, or an empty root that goes."""
         parent = node.parent
         assert parent is not None, f"{node} is a root"
         assert node.children is None, f"{node} has children"
@@ -175,9 +169,7 @@ class Structure:
             self._settle(parent)
 
     def _split(self, node: Node, pages: int, cause: str) -> Node:
-        """Cut `node` behind `pages` of its pages and return the upper half, which is new. O(pages of the
-        edge).
-        """
+        """Cut `node` behind `pages` of its pages and return the upper half, which is new. O(pages of the edge)."""
         parent, cut = node.parent, pages * self._page_bytes
         assert 0 < pages < len(node.page_ids), f"{node} cannot be cut behind page {pages}"
         assert parent is not None, f"{node} is a root"
@@ -298,8 +290,7 @@ class Structure:
             self._leaves.remove(node)
 
     def _settle(self, node: Node) -> list[int]:
-        """Find the place of a node that may have lost its last hold or child: filed, dropped, or left as it
-        is.
+        """Find the place of a node that may have lost its last hold or child: filed, dropped, or left as it is.
 
         Only the node where a hold stood can become evictable by its end: the nodes above have a child.
         """
@@ -369,8 +360,8 @@ class Structure:
     def _cover_tails(self, node: Node) -> list[int]:
         """Drop the sibling tail that the new `node` begins with; a held one stays until its last hold ends.
 
-        One is all there can be: of two tails that are prefixes of `node`, the shorter is a prefix of the
-        longer, so it was dropped when that came, or is held.
+        One is all there can be: of two tails that are prefixes of `node`, the shorter is a prefix of the longer, so
+        it was dropped when that came, or is held.
         """
         assert node.parent is not None, f"{node} is a root"
         assert node.parent.children is not None, f"{node.parent} does not know {node}"

@@ -4,8 +4,8 @@
                                    └── 40 pages ──┬── 3 pages
                                                   └── tail of 2 tokens
 
-Read to learn, with thanks: RadixAttention (Zheng et al. 2024, "SGLang: Efficient Execution of Structured
-Language Model Programs", section 3) for the idea of a radix tree over a KV cache with leaf eviction.
+Read to learn, with thanks: RadixAttention (Zheng et al. 2024, "SGLang: Efficient Execution of Structured Language
+Model Programs", section 3) for the idea of a radix tree over a KV cache with leaf eviction.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["RadixTree"]
 class RadixTree(Structure):
     """Prefixes of tokens, in whole pages, and below them tails of one partly filled page.
 
-    Page ids are the caller's until a call hands them over (`extend`, `add_tail`, `insert`) and again once a
-    result gives them back (`evict`, `released`, `duplicates`, `unlock`); what the tree owns is never written.
-    The tree knows no pool and no memory. Not thread-safe: one thread owns it. Token ids may be given as a
-    list, an array or packed (`pack`); packing once and passing the bytes on saves 15 ns a token in each call.
+    Page ids are the caller's until a call hands them over (`extend`, `add_tail`, `insert`) and again once a result
+    gives them back (`evict`, `released`, `duplicates`, `unlock`); what the tree owns is never written. The tree knows
+    no pool and no memory. Not thread-safe: one thread owns it. Token ids may be given as a list, an array or packed
+    (`pack`); packing once and passing the bytes on saves 6 ns a token in each call.
     """
 
     def __init__(
@@ -82,20 +82,18 @@ class RadixTree(Structure):
         return tuple(self._roots)
 
     def check(self) -> None:
-        """Prove every invariant by recount, rehashing all pages. Raises InvariantError. O(pages), for tests
-        and strict.
+        """Prove every invariant by recount, rehashing all pages. Raises InvariantError. O(pages), for tests and
+        strict.
         """
         check_tree(self)
 
     # ---- looking ----
 
     def match(self, token_ids: TokenIds, *, namespace: bytes = b"", max_tokens: int | None = None) -> Match:
-        """What the tree holds of the first `max_tokens` of `token_ids` (None: of all). Looks, changes
-        nothing.
+        """What the tree holds of the first `max_tokens` of `token_ids` (None: of all). Looks, changes nothing.
 
-        Costs O(nodes on the path): a page hash and one memcmp of the edge each, where it leaves an edge a
-        bisection of that edge, and one in the byte order of the siblings for `Match.partial`. Nothing is held
-        afterwards.
+        Costs O(nodes on the path): a page hash and one memcmp of the edge each, where it leaves an edge a bisection
+        of that edge, and one in the byte order of the siblings for `Match.partial`. Nothing is held afterwards.
         """
         packed = pack(token_ids)
         limit = len(packed)
@@ -127,49 +125,68 @@ class RadixTree(Structure):
 
     # ---- holding ----
 
-    def lock(self, match: Match, *, owner: str | None = None) -> Node:
-        """Hold what `match` found and count it as a hit; the node returned ends exactly at
-        `match.num_tokens`.
+    def lock(self, match: Match) -> Node:
+        """Hold what `match` found; the node returned ends exactly at `match.num_tokens`.
 
-        Where that is inside an edge the node is split; for 0 tokens it is the root. Release it with `unlock`,
-        once. Raises StaleMatch where a matched page was evicted since; changes in between that left them do
-        no harm. Costs O(nodes on the path), and O(pages of one edge) for a split.
+        Where that is inside an edge the node is split; for 0 tokens it is the root. A hold is no hit: a caller that is
+        refused afterwards leaves no trace (see `record_hit`). Release it with `unlock`, once. Raises StaleMatch where
+        a matched page was evicted since; changes in between that left them do no harm. Costs O(nodes on the path), and
+        O(pages of one edge) for a split.
         """
         node = self._end_node(match, "lock")
         self._add_lock(node)
-        self._hit(node, owner)
-        if self._listener is not None and match.num_tokens and "hit" in self._heard:
-            self._listener.on_event(path_event(node, owner))
         return node
 
-    def unlock(self, node: Node) -> list[int]:
-        """Release one lock that stands on `node`; the path counts as used until now.
+    def record_hit(self, node: Node, partial: Partial | None = None, *, owner: str | None = None) -> None:
+        """The caller goes on from what it holds: the path to `node`, and the page of `partial`.
 
-        Returns the page that the tree gave up with it, if `node` is a covered tail and this was its last
-        hold: the caller's from then on. Raises HoldError where there is no lock. Costs O(nodes on the path) +
-        O(log leaves).
+        Stamps and counts the nodes of the path, clears `superseded`, tells the policy and the listener. Of a partial
+        hit a tail is counted; a longer edge that shares but a part of a page stays as old as it was. Costs O(nodes on
+        the path), and O(tokens) more for a listener that hears hits.
         """
         self._require_hold(node.lock_ref, node, "lock")
-        # Of two holders that stand here nobody can tell which one leaves: neither lengthens the node from now
-        # on.
-        node.writer = False
+        self._hit(node, owner)
+        if self._listener is not None and node.end and "hit" in self._heard:
+            self._listener.on_event(path_event(node, owner))
+        if partial is not None:
+            source = partial.owner_node()
+            if source.is_tail:
+                self._hit(source, owner, source.parent)
+            if self._listener is not None and "hit" in self._heard:
+                self._listener.on_event(copy_event(partial, source, self.page_size, owner))
+
+    def touch(self, node: Node) -> None:
+        """The path to `node` is in use now, without a new hit: what a call that ran for long says at its end."""
         self._stamp(node)
+
+    def num_pages_freed_by(self, node: Node) -> int:
+        """Pages that would become evictable if one lock on `node` were released. O(nodes on the path)."""
+        freed = 0
+        walk: Node | None = node
+        while walk is not None and walk.parent is not None and walk.lock_ref == 1 and not walk.pin_ref:
+            freed += walk.num_pages
+            walk = walk.parent
+        return freed
+
+    def unlock(self, node: Node) -> list[int]:
+        """Release one lock that stands on `node`.
+
+        Returns the page that the tree gave up with it, if `node` is a covered tail and this was its last hold: the
+        caller's from then on. Raises HoldError where there is no lock. Costs O(nodes on the path) + O(log leaves).
+        """
+        self._require_hold(node.lock_ref, node, "lock")
+        # Of two holders that stand here nobody can tell which one leaves: neither lengthens the node from now on.
+        node.writer = False
         return self._drop_lock(node)
 
-    def lock_page(self, partial: Partial, *, owner: str | None = None) -> Node:
+    def lock_page(self, partial: Partial) -> Node:
         """Keep the page of a partial hit from leaving until it was copied; release with `unlock_page`.
 
-        It holds the whole node that the page is in, without a split: the copy takes a moment, and a
-        split meanwhile does no harm, since the page then lies in that node or above it. The hit is counted on
-        a tail; a longer edge that shares but a part of a page stays as old as it was. Raises StaleMatch.
-        Costs O(nodes on the path).
+        It holds the whole node that the page is in, without a split: the copy takes a moment, and a split meanwhile
+        does no harm, since the page then lies in that node or above it. Raises StaleMatch. Costs O(nodes on the path).
         """
         source = partial.owner_node()
         self._add_lock(source)
-        if source.is_tail:
-            self._hit(source, owner, source.parent)
-        if self._listener is not None and "hit" in self._heard:
-            self._listener.on_event(copy_event(partial, source, self.page_size, owner))
         return source
 
     def unlock_page(self, node: Node) -> list[int]:
@@ -178,9 +195,7 @@ class RadixTree(Structure):
         return self._drop_lock(node)
 
     def pin(self, match: Match) -> Node:
-        """As `lock`, a hold across calls: counted apart in `pin_ref`, no hit, no event. Release with `unpin`,
-        once.
-        """
+        """As `lock`, a hold across calls: counted apart in `pin_ref`, no hit, no event. Release with `unpin`, once."""
         node = self._end_node(match, "pin")
         self._add_pin(node)
         self._stamp(node)
@@ -194,14 +209,13 @@ class RadixTree(Structure):
     # ---- storing ----
 
     def extend(self, node: Node, token_ids: TokenIds, page_ids: Sequence[int], *, owner: str | None = None) -> Extended:
-        """Hand over whole pages that follow `node`, on which the caller has one lock; the lock moves with
-        them.
+        """Hand over whole pages that follow `node`, on which the caller has one lock; the lock moves with them.
 
-        The node returned ends exactly where these tokens end. Pages that are resident already are taken over
-        and the caller keeps its own (`duplicates`); the rest is the tree's. A new run becomes a child, or
-        lengthens `node` if this caller made it, alone holds it and nothing follows it: so a long answer is
-        one node. Costs O(new pages) for their hashes, O(nodes) otherwise, and O(pages of one edge) for a
-        split. Raises HoldError without a lock, ValueError for what is no run of whole pages with an id each.
+        The node returned ends exactly where these tokens end. Pages that are resident already are taken over and the
+        caller keeps its own (`duplicates`); the rest is the tree's. A new run becomes a child, or lengthens `node` if
+        this caller made it, alone holds it and nothing follows it: so a long answer is one node. Costs O(new pages)
+        for their hashes, O(nodes) otherwise, and O(pages of one edge) for a split. Raises HoldError without a lock,
+        ValueError for what is no run of whole pages with an id each.
         """
         packed, ids = self._checked_run(token_ids, page_ids)
         if len(packed) % self._page_bytes:
@@ -234,9 +248,9 @@ class RadixTree(Structure):
     def add_tail(self, node: Node, token_ids: TokenIds, page_id: int, *, owner: str | None = None) -> TailAdded:
         """Hand over one partly filled page (1..page_size-1 tokens) behind `node`, which the caller holds.
 
-        Not added, and the page still the caller's, where a page or tail that begins with these tokens is
-        there. A sibling tail that is a prefix of them goes (`released`), or is dropped with its last hold.
-        The new tail is held by nobody. Costs O(log siblings).
+        Not added, and the page still the caller's, where a page or tail that begins with these tokens is there. A
+        sibling tail that is a prefix of them goes (`released`), or is dropped with its last hold. The new tail is
+        held by nobody. Costs O(log siblings).
         """
         packed, ids = self._checked_run(token_ids, (page_id,))
         if not 0 < len(packed) < self._page_bytes:
@@ -255,12 +269,10 @@ class RadixTree(Structure):
         namespace: bytes = b"",
         owner: str | None = None,
     ) -> Inserted:
-        """Hand over the pages of a whole prefix, one id for each begun page; a rest below a page becomes a
-        tail.
+        """Hand over the pages of a whole prefix, one id for each begun page; a rest below a page becomes a tail.
 
-        Pages whose tokens are resident come back in `duplicates`, a refused tail's page too: still the
-        caller's. Ids equal to the resident ones are no duplicates. Nothing is held afterwards. Costs as
-        `match` and `extend`.
+        Pages whose tokens are resident come back in `duplicates`, a refused tail's page too: still the caller's. Ids
+        equal to the resident ones are no duplicates. Nothing is held afterwards. Costs as `match` and `extend`.
         """
         packed, ids = self._checked_run(token_ids, page_ids)
         self._tick()
@@ -296,8 +308,8 @@ class RadixTree(Structure):
         """Give up to `num_pages` pages back, from the end of the leaf that the policy likes least, and so on.
 
         No more than needed: a leaf is shortened where that is enough. Fewer come back where nothing more is
-        evictable. The pages are the caller's from then on. A parent never leaves before its children, a held
-        path never leaves. Costs O(log leaves) for each leaf touched.
+        evictable. The pages are the caller's from then on. A parent never leaves before its children, a held path
+        never leaves. Costs O(log leaves) for each leaf touched.
         """
         evicted: list[int] = []
         spared: set[int] = set()
@@ -320,11 +332,11 @@ class RadixTree(Structure):
         return evicted
 
     def supersede(self, token_ids: TokenIds, start: int, *, namespace: bytes = b"") -> int:
-        """Flag the nodes on the path of `token_ids` that lie wholly at or behind token `start`; a later hit
-        clears it.
+        """Flag the nodes on the path of `token_ids` that lie wholly at or behind token `start`; a later hit clears
+        it.
 
-        Nodes that go on beyond these tokens belong to somebody else as well and are left. Evictable leaves
-        are filed again with the policy's new key. Returns the number of pages flagged anew. Costs as `match`.
+        Nodes that go on beyond these tokens belong to somebody else as well and are left. Evictable leaves are filed
+        again with the policy's new key. Returns the number of pages flagged anew. Costs as `match`.
         """
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
@@ -355,18 +367,14 @@ class RadixTree(Structure):
         return node if pages == node.num_pages else self._split(node, pages, cause)
 
     def _walk_resident(self, node: Node, packed: bytes, cause: str) -> tuple[Node, int]:
-        """Follow `packed` behind `node` over what is resident; the node where that ends, and how many pages
-        it was.
-        """
+        """Follow `packed` behind `node` over what is resident; the node where that ends, and how many pages it was."""
         end, pages, offset = self._descend(node, packed, 0, len(packed))
         if pages < end.num_pages:
             end = self._split(end, pages, cause)
         return end, offset // self._page_bytes
 
     def _mark_used(self, node: Node, above: Node | None, owner: str | None) -> None:
-        """Stamp what a commit or an insertion walked over: it is in use now, though nobody was spared work by
-        it.
-        """
+        """Stamp what a commit or an insertion walked over: it is in use now, though nobody was spared work by it."""
         walk: Node | None = node
         while walk is not None and walk is not above and walk.parent is not None:
             walk.last_access = self._clock

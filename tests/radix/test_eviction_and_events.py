@@ -61,13 +61,17 @@ def test_eviction_takes_no_more_than_needed_and_leaves_the_shortened_leaf_usable
     tree.check()
 
 
-def test_the_least_recently_used_leaf_goes_first_and_use_lasts_until_the_release():
+def test_the_least_recently_used_leaf_goes_first_and_a_mere_hold_is_no_use():
     tree = RadixTree(page_size=1)
     for token in (1, 2, 3):
         tree.insert([token], [token])
     lease = tree.lock(tree.match([1]))
-    tree.unlock(tree.lock(tree.match([3])))
+    tree.record_hit(other := tree.lock(tree.match([3])))
+    tree.unlock(other)
+    tree.touch(lease)
     tree.unlock(lease)
+    # A hold without a hit, and without use, makes nothing younger.
+    tree.unlock(tree.lock(tree.match([2])))
     assert tree.evict(3) == [2, 3, 1]
 
 
@@ -136,7 +140,7 @@ def test_a_policy_hears_of_new_nodes_and_of_each_node_on_a_hit_path():
     tree = RadixTree(page_size=2, policy=policy)
     tree.insert([1, 2, 3, 4], [1, 2])
     tree.insert([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4])
-    tree.lock(tree.match([1, 2, 3, 4, 5, 6]))
+    tree.record_hit(tree.lock(tree.match([1, 2, 3, 4, 5, 6])))
     assert policy.notes == [("insert", 0), ("insert", 4), ("insert", 6), ("hit", 4), ("hit", 0)]
 
 
@@ -154,6 +158,8 @@ def test_superseded_nodes_are_refiled_and_a_hit_clears_the_flag():
     tree.check()
     assert tree.evict(1) == [3]
     lease = tree.lock(tree.match([1, 1, 2, 2]))
+    assert lease.superseded, "a hold alone is no hit"
+    tree.record_hit(lease)
     tree.unlock(lease)
     assert not lease.superseded
     assert tree.evict(1) == [9]
@@ -215,12 +221,14 @@ def test_events_come_as_runs_with_their_cause_owner_and_reach():
     tree = RadixTree(page_size=2, listener=listener)
     tree.insert([1, 1, 2, 2, 3], [1, 2, 3], namespace=b"n", owner="maker")
     match = tree.match([1, 1, 2, 2, 3, 4], namespace=b"n")
-    lease = tree.lock(match, owner="reader")
-    source = tree.lock_page(match.partial, owner="reader")
+    lease = tree.lock(match)
+    source = tree.lock_page(match.partial)
+    tree.record_hit(lease, match.partial, owner="reader")
     done = tree.extend(lease, [3, 4], [4], owner="reader")
     tree.unlock_page(source)
     tree.unlock(done.node)
-    tree.unlock(tree.lock(tree.match([1, 1], namespace=b"n")))
+    tree.record_hit(head := tree.lock(tree.match([1, 1], namespace=b"n")))
+    tree.unlock(head)
     tree.evict(2)
     told = [
         (event.kind, event.cause, event.start, event.token_ids, event.page_ids, event.owner)

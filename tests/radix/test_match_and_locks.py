@@ -78,7 +78,8 @@ def test_entered_and_reach_tell_how_far_the_path_goes_that_a_prompt_leaves():
 def test_lock_splits_where_the_match_ends_and_the_lower_half_keeps_its_identity():
     tree = stored(16)
     whole = tree.match(list(range(16))).node
-    upper = tree.lock(tree.match([0, 1, 2, 3, 4, 5, 6, 7, 9]), owner="a")
+    upper = tree.lock(tree.match([0, 1, 2, 3, 4, 5, 6, 7, 9]))
+    tree.record_hit(upper, owner="a")
     assert (upper.end, list(upper.page_ids), upper.lock_ref) == (8, [1, 2], 1)
     assert whole.parent is upper
     assert (whole.start, whole.depth, list(whole.page_ids), whole.lock_ref) == (8, 2, [3, 4], 0)
@@ -98,7 +99,9 @@ def test_lock_of_nothing_holds_the_root_and_keeps_the_namespace():
 def test_owners_are_at_most_eight_names_and_then_many():
     tree = stored(4)
     for index in range(12):
-        tree.unlock(tree.lock(tree.match([0, 1, 2, 3]), owner=f"agent {index % 11}"))
+        lease = tree.lock(tree.match([0, 1, 2, 3]))
+        tree.record_hit(lease, owner=f"agent {index % 11}")
+        tree.unlock(lease)
     node = tree.match([0, 1, 2, 3]).node
     assert node.owners == (*(f"agent {index}" for index in range(8)), "many")
     assert node.hits == 12
