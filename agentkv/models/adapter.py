@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -31,7 +32,10 @@ def merge_adapter(model: PreTrainedModel, adapter: str) -> tuple[PreTrainedModel
             'adapter= needs the package peft, an extra of this one: python -m pip install "peft>=0.18"'
         ) from error
     try:
-        adapted = peft.PeftModel.from_pretrained(model, adapter)
+        with warnings.catch_warnings():
+            # peft asks for attributes by names that transformers has since changed; users can do nothing about it.
+            warnings.simplefilter("ignore", FutureWarning)
+            adapted = peft.PeftModel.from_pretrained(model, adapter)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"no adapter can be loaded from {adapter}: {error}") from error
     config = {

@@ -5,8 +5,9 @@ the folder made here once is mapped into memory in a fraction of one.
 
 **Precision.** Quantised files are stored in bfloat16, the precision in which such models are published, so
 the fp32 and the bf16 run of a model compute with the same weights and differ by arithmetic alone. The
-rounding, 2^-9 of a weight at most, lies far below the step of the quantisation. A file whose matrices are F32
-or F16 is kept as it is: there bfloat16 would lose something.
+rounding, at most 2^-8 of a weight, is no more than the quantisation has already cost: about half a step of 8
+bits, a thirtieth of one of 4 bits. A file whose weights are F32 or F16 is kept as it is: there bfloat16 would
+lose something.
 """
 
 from __future__ import annotations

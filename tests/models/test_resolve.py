@@ -76,7 +76,7 @@ def test_a_slip_of_the_pen_is_answered_at_once_with_the_near_name(
 def test_what_cannot_be_a_hub_id_is_not_found_and_the_places_are_named(
     store: ModelStore, in_empty_folder: Path, text: str
 ) -> None:
-    with pytest.raises(ModelNotFound, match="a folder or .gguf file at") as failure:
+    with pytest.raises(ModelNotFound, match=r"a folder or \.gguf file at") as failure:
         resolve(text, store=store)
     assert "Hugging Face" not in str(failure.value)
 

@@ -67,8 +67,9 @@ def builtin_for(gguf: Path, sha256: str, *, requirement: str = "tiny-llm==1.0") 
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab_size: int, pre: str) -> None:
-    blank, control = bytes_to_unicode()[ord(" ")], ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    letters = [bytes_to_unicode()[byte] for byte in range(256)]
+    spelling: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    blank, control = spelling[ord(" ")], ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = [spelling[byte] for byte in range(256)]
     tokens = [*control, *letters, blank * 2, blank * 4]
     tokens += [f"<unused {index}>" for index in range(vocab_size - len(tokens))]
     assert len(tokens) == vocab_size
