@@ -73,9 +73,7 @@ class PrefixCache:
         )
         self._listener = listener
         self.kinds = frozenset({"evicted"}) | heard_kinds(listener)
-        self.tree = RadixTree(
-            page_size=page_size, policy=make_policy(policy), listener=self, hash_page=hash_page
-        )
+        self.tree = RadixTree(page_size=page_size, policy=make_policy(policy), listener=self, hash_page=hash_page)
         self._leases: set[Lease] = set()
         self._evicted_pages = 0
         self._evictions = 0
@@ -196,17 +194,13 @@ class PrefixCache:
             except OutOfPages:
                 if lease.copy is None or lease.admitted:
                     raise
-                if wanted > self.pool.num_free + self.tree.num_evictable_pages + self._freed_by_giving_up(
-                    lease
-                ):
+                if wanted > self.pool.num_free + self.tree.num_evictable_pages + self._freed_by_giving_up(lease):
                     raise
                 self._give_up_copy(lease)
                 self._make_room(wanted)
             lease.page_ids.extend(self.pool.allocate(wanted))
         if lease.copy is not None and lease.copy.destination == 0:
-            lease.copy = PageCopy(
-                lease.copy.source, lease.page_ids[lease.num_tree_pages], lease.copy.num_tokens
-            )
+            lease.copy = PageCopy(lease.copy.source, lease.page_ids[lease.num_tree_pages], lease.copy.num_tokens)
         if not lease.admitted:
             lease.admitted = True
             if lease.node is not None:
@@ -218,9 +212,7 @@ class PrefixCache:
         if short <= 0:
             return
         if short > self.tree.num_evictable_pages:
-            raise OutOfPages(
-                wanted, self.pool.num_free, self.tree.num_evictable_pages, self.tree.num_pinned_pages
-            )
+            raise OutOfPages(wanted, self.pool.num_free, self.tree.num_evictable_pages, self.tree.num_pinned_pages)
         self._take_back(self.tree.evict(short))
 
     def _freed_by_giving_up(self, lease: Lease) -> int:
@@ -260,9 +252,7 @@ class PrefixCache:
         assert not lease.released, "a released lease cannot commit"
         packed = pack(new_token_ids)
         lease.num_tokens += len(packed) // 4
-        assert lease.num_tokens <= len(lease.page_ids) * self.page_size, (
-            "tokens committed without pages for them"
-        )
+        assert lease.num_tokens <= len(lease.page_ids) * self.page_size, "tokens committed without pages for them"
         lease.open_tokens += packed
         self._drop_source(lease)
         if lease.node is None:
@@ -350,16 +340,12 @@ class PrefixCache:
             f"pool counts {self.pool.num_tree} tree pages, the tree holds {self.tree.num_pages}"
         )
         private = sum(len(lease.page_ids) - lease.num_tree_pages for lease in self._leases)
-        assert self.pool.num_private == private, (
-            f"{self.pool.num_private} private pages, leases hold {private}"
-        )
+        assert self.pool.num_private == private, f"{self.pool.num_private} private pages, leases hold {private}"
         for lease in self._leases:
             open_tokens = lease.num_tokens - lease.num_tree_pages * self.page_size
             assert open_tokens >= 0, f"lease has fewer tokens than its {lease.num_tree_pages} tree pages hold"
             if lease.node is not None:
-                assert lease.node.end == lease.num_tree_pages * self.page_size, (
-                    "a lease's node ends elsewhere"
-                )
+                assert lease.node.end == lease.num_tree_pages * self.page_size, "a lease's node ends elsewhere"
                 assert len(lease.open_tokens) == 4 * open_tokens, "a lease's open tokens were miscounted"
 
     def check_idle(self) -> None:

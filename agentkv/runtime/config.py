@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentkv.cache import Listener
 from agentkv.errors import ConfigError
-from agentkv.policies import make_policy
-from agentkv_radix import Listener, Policy
+from agentkv.policies import Policy, make_policy
 
 from .admission import Rate
 
@@ -91,9 +91,7 @@ class RuntimeConfig:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
         if self.listener is not None and not callable(getattr(self.listener, "on_event", None)):
-            raise ConfigError(
-                f"listener must have a method on_event(event), got {type(self.listener).__name__}"
-            )
+            raise ConfigError(f"listener must have a method on_event(event), got {type(self.listener).__name__}")
         make_policy(self.policy)
 
     @property

@@ -107,9 +107,7 @@ def open_engine(
         opened = Opened(
             name=loaded.name,
             tokenizer=loaded.tokenizer,
-            encoder=PromptEncoder(
-                loaded.tokenizer, vocab_size=runner.vocab_size, chat_template=config.chat_template
-            ),
+            encoder=PromptEncoder(loaded.tokenizer, vocab_size=runner.vocab_size, chat_template=config.chat_template),
             context_limit=context_limit,
             fingerprint=identity,
             adapter=config.adapter,

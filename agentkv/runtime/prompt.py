@@ -23,9 +23,7 @@ class PromptEncoder:
         # Fast tokenizers may not be entered twice at once.
         self._lock = threading.Lock()
 
-    def encode(
-        self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None
-    ) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> tuple[int, ...]:
         """Token ids, at least one.
 
         str: raw text with the tokenizer's own special tokens, no template. A list of ints: as it is. Messages: by the
@@ -90,14 +88,8 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
         raise ContentUnsupported(f"content must be text or a list of parts, got {type(content).__name__}")
     parts: list[str] = []
     for part in content:
-        if (
-            not isinstance(part, Mapping)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type", "unnamed") if isinstance(part, Mapping) else type(part).__name__
-            raise ContentUnsupported(
-                f"a message part of type {kind!r} is not text; only text parts are supported"
-            )
+            raise ContentUnsupported(f"a message part of type {kind!r} is not text; only text parts are supported")
         parts.append(part["text"])
     return {**message, "content": "".join(parts)}

@@ -13,14 +13,15 @@ from typing import Any, Literal, Self
 
 from xxhash import xxh3_64_intdigest
 
+from agentkv.cache import Listener
 from agentkv.calls import Call
 from agentkv.errors import ConfigError, ContextOverflow, PromptTooLarge, RuntimeClosed
 from agentkv.namespaces import namespace_of
+from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Report
 from agentkv.sampling_params import SamplingParams
 from agentkv.worker import Worker
-from agentkv_radix import Listener, Policy
 
 from .admission import Gate, Rate, RateLimits
 from .bridge import Mailbox, await_result
@@ -327,9 +328,7 @@ class Runtime:
         return self._worker
 
 
-async def _encode(
-    opened: Opened, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None
-) -> tuple[int, ...]:
+async def _encode(opened: Opened, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None) -> tuple[int, ...]:
     if isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS:
         return await asyncio.to_thread(opened.encoder.encode, prompt)
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):

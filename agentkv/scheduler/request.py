@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from agentkv.cache import Lease
+from agentkv.cache import Lease, pack
 from agentkv.usage import no_misses
-from agentkv_radix import pack
 
 __all__ = ["Request", "RequestState"]
 

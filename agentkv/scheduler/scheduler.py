@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from sortedcontainers import SortedKeyList
 
-from agentkv.cache import Lease, PrefixCache
+from agentkv.cache import Lease, PrefixCache, pack
 from agentkv.errors import OutOfPages
-from agentkv_radix import pack
 
 from .plan import Chunk, Plan, Refusal
 from .request import Request, RequestState
@@ -37,9 +36,7 @@ class Scheduler:
     least a page more than the tree can give now. Whatever becomes of that prefill, the next plan decides anew.
     """
 
-    def __init__(
-        self, cache: PrefixCache, *, max_num_batched_tokens: int = 1024, max_num_seqs: int = 64
-    ) -> None:
+    def __init__(self, cache: PrefixCache, *, max_num_batched_tokens: int = 1024, max_num_seqs: int = 64) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}), "
@@ -49,12 +46,8 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self._requests: dict[int, Request] = {}
-        self._running: SortedKeyList[Request] = SortedKeyList(
-            key=lambda request: (request.arrival, request.request_id)
-        )
-        self._waiting: SortedKeyList[Request] = SortedKeyList(
-            key=lambda request: (request.arrival, request.request_id)
-        )
+        self._running: SortedKeyList[Request] = SortedKeyList(key=lambda request: (request.arrival, request.request_id))
+        self._waiting: SortedKeyList[Request] = SortedKeyList(key=lambda request: (request.arrival, request.request_id))
         self._arrivals = itertools.count()
 
     # -- requests come and go -----------------------------------------------------------------------------------
@@ -124,11 +117,7 @@ class Scheduler:
         """
         draft = _Draft(self.max_num_batched_tokens)
         for request in list(self._running):
-            if (
-                request.state is RequestState.RUNNING
-                and not request.is_prefilling
-                and self._grow(request, draft)
-            ):
+            if request.state is RequestState.RUNNING and not request.is_prefilling and self._grow(request, draft):
                 draft.add(request)
         for request in self._running:
             if request.is_prefilling and draft.budget > 0:
@@ -268,9 +257,7 @@ class Scheduler:
     def _lease(self, request: Request) -> Lease:
         if not request.use_cache:
             return self.cache.private_lease(request.prompt_tokens, owner=request.name)
-        return self.cache.lookup(
-            request.packed, request.namespace, owner=request.name, reuse=request.read_cache
-        )
+        return self.cache.lookup(request.packed, request.namespace, owner=request.name, reuse=request.read_cache)
 
     def _start(self, request: Request, lease: Lease) -> None:
         self._waiting.remove(request)
@@ -295,22 +282,14 @@ class Scheduler:
     def check(self) -> None:
         """Every invariant of the queues and of the cache below; AssertionError names what is off."""
         self.cache.check()
-        assert len(self._running) + len(self._waiting) == len(self._requests), (
-            "a request is in no queue, or in two"
-        )
+        assert len(self._running) + len(self._waiting) == len(self._requests), "a request is in no queue, or in two"
         for request in self._running:
-            assert request.state is RequestState.RUNNING, (
-                f"request {request.request_id} runs as {request.state}"
-            )
+            assert request.state is RequestState.RUNNING, f"request {request.request_id} runs as {request.state}"
             assert request.lease is not None, f"running request {request.request_id} has no lease"
-            assert request.lease.num_tokens == request.num_computed_tokens, (
-                "request and lease disagree on progress"
-            )
+            assert request.lease.num_tokens == request.num_computed_tokens, "request and lease disagree on progress"
         for request in self._waiting:
             assert request.lease is None, f"waiting request {request.request_id} holds a lease"
-        assert self.cache.num_leases == len(self._running), (
-            f"{self.cache.num_leases} leases, {len(self._running)} run"
-        )
+        assert self.cache.num_leases == len(self._running), f"{self.cache.num_leases} leases, {len(self._running)} run"
 
 
 def _admission_order(requests: tuple[Request, ...]) -> tuple[bool, int, int]:
