@@ -88,9 +88,7 @@ class SamplingParams:
         unknown = [name for name in kwargs if name not in known]
         if unknown:
             raise TypeError("; ".join(_describe_unknown(name, known) for name in unknown))
-        base: Mapping[str, Any] = (
-            {} if defaults is None else {name: getattr(defaults, name) for name in known}
-        )
+        base: Mapping[str, Any] = {} if defaults is None else {name: getattr(defaults, name) for name in known}
         return cls(**{**base, **kwargs})
 
     @property
@@ -151,9 +149,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         if not isinstance(string, str):
             raise TypeError(f"stop must hold strings only, got {string!r}")
         if not string:
-            raise ValueError(
-                f"stop must not hold an empty string, which would end every text at once; got {stop!r}"
-            )
+            raise ValueError(f"stop must not hold an empty string, which would end every text at once; got {stop!r}")
     return tuple(dict.fromkeys(strings))
 
 

@@ -49,9 +49,7 @@ def penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
     repeating = [row for row, state in enumerate(states) if state.seen_token_ids]
     if repeating:
         # The tensors borrow the arrays' buffers, which cannot grow meanwhile: cat copies, and ends the loan.
-        ids = torch.cat(
-            [torch.frombuffer(states[row].seen_token_ids, dtype=torch.int64) for row in repeating]
-        )
+        ids = torch.cat([torch.frombuffer(states[row].seen_token_ids, dtype=torch.int64) for row in repeating])
         lengths = [len(states[row].seen_token_ids) for row in repeating]
         penalties = [states[row].params.repetition_penalty for row in repeating]
         index, penalty = _entries(scores, repeating, lengths, ids, _spread(penalties, lengths))
@@ -98,9 +96,7 @@ def apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Ex
             if allowed is None:
                 continue
             if allowed.dtype != torch.bool or allowed.shape != scores.shape[1:]:
-                raise ValueError(
-                    f"masks are torch.bool [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}"
-                )
+                raise ValueError(f"masks are torch.bool [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}")
             scores[row].masked_fill_(~allowed.to(scores.device), _NEVER)
             if scores[row].max().item() == _NEVER:
                 raise GrammarDeadEnd(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agentkv.detokenizer import Detokenizer
+from agentkv.detokenizer import Detokenizer, StopChecker
 from support import tiny_tokenizers
 
 KINDS = [
@@ -64,9 +64,7 @@ def cut_at_first(text: str, stop: tuple[str, ...]) -> str:
 
 @every_kind
 @given(data=st.data())
-def test_joined_deltas_are_the_decoding_of_all_ids(
-    kind: Callable[[], Tokenizer], data: st.DataObject
-) -> None:
+def test_joined_deltas_are_the_decoding_of_all_ids(kind: Callable[[], Tokenizer], data: st.DataObject) -> None:
     token_ids = data.draw(ids_of(kind()))
     deltas, detokenizer = stream(kind(), token_ids)
     assert "".join(deltas) == decode(kind(), token_ids) == detokenizer.text
@@ -83,9 +81,7 @@ def test_no_delta_is_taken_back_by_what_follows(kind: Callable[[], Tokenizer], d
 
 @every_kind
 @given(data=st.data())
-def test_the_same_text_comes_however_the_ids_are_divided(
-    kind: Callable[[], Tokenizer], data: st.DataObject
-) -> None:
+def test_the_same_text_comes_however_the_ids_are_divided(kind: Callable[[], Tokenizer], data: st.DataObject) -> None:
     token_ids = data.draw(ids_of(kind()))
     cut = data.draw(st.integers(0, len(token_ids)))
     detokenizer = Detokenizer(kind())
@@ -111,9 +107,7 @@ def test_byte_level_text_is_sent_as_soon_as_its_characters_are_complete() -> Non
 
 def byte_alphabet(text: str) -> str:
     """A character for each byte of the text."""
-    return "".join(
-        piece for piece, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
-    )
+    return "".join(piece for piece, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text))
 
 
 @every_kind
@@ -132,9 +126,7 @@ def test_a_tokenizer_known_only_by_its_decode_streams_the_same_text(
 
 @every_kind
 @given(data=st.data())
-def test_a_transformers_tokenizer_streams_its_own_decoding(
-    kind: Callable[[], Tokenizer], data: st.DataObject
-) -> None:
+def test_a_transformers_tokenizer_streams_its_own_decoding(kind: Callable[[], Tokenizer], data: st.DataObject) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=kind(), clean_up_tokenization_spaces=True)
     token_ids = data.draw(ids_of(kind()))
     deltas, _ = stream(tokenizer, token_ids)
@@ -142,18 +134,14 @@ def test_a_transformers_tokenizer_streams_its_own_decoding(
     assert "".join(deltas) == whole
 
 
-@pytest.mark.parametrize(
-    "piece", [[0], [2], [0, 2], [3]], ids=["plain", "replacement", "both", "ends in one"]
-)
+@pytest.mark.parametrize("piece", [[0], [2], [0, 2], [3]], ids=["plain", "replacement", "both", "ends in one"])
 def test_the_work_grows_with_the_number_of_tokens_and_not_with_its_square(piece: list[int]) -> None:
     spent = []
     for repeats in (200, 800):
         tokenizer = DecodeOnly(tiny_tokenizers.word_level())
         stream(tokenizer, piece * repeats)
         spent.append(tokenizer.tokens_decoded)
-    assert spent[1] < 4 * spent[0] * 1.5, (
-        f"4 times the tokens took {spent[1] / spent[0]:.1f} times the decoding"
-    )
+    assert spent[1] < 4 * spent[0] * 1.5, f"4 times the tokens took {spent[1] / spent[0]:.1f} times the decoding"
 
 
 def test_long_runs_of_byte_tokens_cost_no_decoding_until_they_end() -> None:
@@ -244,6 +232,24 @@ def test_tokens_before_the_cut_are_the_most_that_decode_to_a_beginning_of_the_te
         assert not detokenizer.text.startswith(reached)
 
 
+@given(
+    text=st.text("abc", max_size=12), stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4), data=st.data()
+)
+def test_the_cut_does_not_depend_on_how_the_text_was_divided(text: str, stop: list[str], data: st.DataObject) -> None:
+    checker, rest, released = StopChecker(stop), text, ""
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        released += checker.feed(rest[:size])
+        assert text.startswith(released)
+        rest = rest[size:]
+    expected = cut_at_first(text, tuple(stop))
+    assert released + checker.flush() == expected
+    assert (checker.match is None) == (expected == text)
+    if checker.match is not None:
+        assert text.startswith(checker.match.stop, checker.match.start)
+        assert checker.match.start == len(expected)
+
+
 def test_a_stop_string_inside_one_token_ends_the_text_inside_it() -> None:
     tokenizer = tiny_tokenizers.sentencepiece_llama()
     ids = [tokenizer.token_to_id(t) for t in ("▁the", "▁qu", "ick", "▁fox")]
@@ -283,9 +289,7 @@ def test_tokens_after_the_end_are_ignored() -> None:
 @pytest.fixture(scope="module")
 def qwen3(request: pytest.FixtureRequest) -> Tokenizer:
     folder: Path = request.getfixturevalue("shared_data")
-    return Tokenizer.from_str(
-        gzip.decompress((folder / "templates/qwen3_tokenizer.json.gz").read_bytes()).decode()
-    )
+    return Tokenizer.from_str(gzip.decompress((folder / "templates/qwen3_tokenizer.json.gz").read_bytes()).decode())
 
 
 @pytest.mark.shared_data

@@ -88,9 +88,7 @@ def rows(draw: st.DrawFn, names: tuple[str, ...] = tuple(ALONE)) -> Row:
 
 def scores_together(batch: list[Row]) -> Tensor:
     dtype = torch.promote_types(batch[0].logits.dtype, batch[-1].logits.dtype)
-    return process_logits(
-        torch.stack([row.logits.to(dtype) for row in batch]), [row.state() for row in batch]
-    )
+    return process_logits(torch.stack([row.logits.to(dtype) for row in batch]), [row.state() for row in batch])
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -162,14 +160,23 @@ def test_rows_of_a_real_vocabulary_equal_the_chain_of_processors(vocab: int) -> 
         assert torch.equal(together[row], warpers(None, logits[row : row + 1].float())[0])
 
 
+@given(seed=st.integers(0, 2**32), rank=st.integers(0, 40), steps=st.integers(-3, 3))
+@settings(max_examples=300)
+def test_top_p_within_rounding_of_an_edge_equals_its_processor(seed: int, rank: int, steps: int) -> None:
+    """The budget is a sum that fp32 sorting itself comes to, and a few of its steps beside it."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(1, 3000, generator=generator) * 6
+    total = float(logits.sort().values.softmax(-1).cumsum(-1)[0, -1 - rank])
+    top_p = min(1.0, max(0.0, 1 - total * (1 + steps * 2.0**-23)))
+    scores = process_logits(logits, [SamplingState(SamplingParams(temperature=1.0, top_p=top_p))])
+    expected = TopPLogitsWarper(top_p)(None, logits) if top_p < 1.0 else logits
+    assert torch.equal(scores, expected)
+
+
 def test_the_order_is_the_one_that_transformers_generate_builds() -> None:
     """This file's chain is written by hand; here it meets the list that `generate` itself makes."""
-    config = GenerationConfig(
-        do_sample=True, temperature=0.7, top_k=5, top_p=0.8, min_p=0.1, repetition_penalty=1.3
-    )
-    tiny = LlamaConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    )
+    config = GenerationConfig(do_sample=True, temperature=0.7, top_k=5, top_p=0.8, min_p=0.1, repetition_penalty=1.3)
+    tiny = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     processors = LlamaForCausalLM(tiny)._get_logits_processor(
         config,
         input_ids_seq_length=1,

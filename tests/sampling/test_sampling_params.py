@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from typing import Any
@@ -29,9 +30,7 @@ def test_params_are_frozen_and_hashable() -> None:
     assert hash(params) == hash(SamplingParams(stop=["end"]))
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"), [("ab", ("ab",)), (["a", "b", "a"], ("a", "b")), ((), ()), (None, ())]
-)
+@pytest.mark.parametrize(("given", "kept"), [("ab", ("ab",)), (["a", "b", "a"], ("a", "b")), ((), ()), (None, ())])
 def test_stop_is_one_string_or_several(given: Any, kept: tuple[str, ...]) -> None:
     assert SamplingParams(stop=given).stop == kept
 
@@ -118,8 +117,7 @@ def test_keywords_stand_over_defaults() -> None:
 
 @pytest.mark.parametrize("module", ["agentkv.sampling_params", "agentkv.logprobs", "agentkv.detokenizer"])
 def test_torch_is_not_needed(module: str) -> None:
-    check = (
-        f"import {module}, sys; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    check = f"import {module}, sys; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    found_here = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, env=found_here)
+    assert done.stdout.strip() == "[]", done.stderr

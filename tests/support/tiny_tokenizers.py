@@ -91,7 +91,6 @@ def suffix_bpe() -> Tokenizer:
 
 @cache
 def word_level() -> Tokenizer:
-    """No decoder at all: tokens are joined by spaces."""
-    return _with_added_tokens(
-        Tokenizer(models.WordLevel({"a": 0, "b": 1, "\ufffd": 2, "c\ufffd": 3, "u": 4}, unk_token="u"))
-    )
+    """No decoder at all: tokens are joined by spaces, which a clean-up would drop before punctuation."""
+    pieces = ["a", "b", "\ufffd", "c\ufffd", "u", ".", "'s"]
+    return _with_added_tokens(Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="u")))
