@@ -57,9 +57,7 @@ class Usage:
         tiers = self.cached_by_tier.keys() | other.cached_by_tier.keys()
         return Usage(
             **summed,
-            cached_by_tier={
-                t: self.cached_by_tier.get(t, 0) + other.cached_by_tier.get(t, 0) for t in sorted(tiers)
-            },
+            cached_by_tier={t: self.cached_by_tier.get(t, 0) + other.cached_by_tier.get(t, 0) for t in sorted(tiers)},
             misses={cause: self.misses[cause] + other.misses[cause] for cause in MISS_CAUSES},
             ttft=self.ttft if self.ttft is not None else other.ttft,
         )

@@ -140,9 +140,7 @@ class Worker:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
             if self._thread.is_alive():
-                _log.warning(
-                    "the engine did not end within %d s of being closed; left to itself", _JOIN_SECONDS
-                )
+                _log.warning("the engine did not end within %d s of being closed; left to itself", _JOIN_SECONDS)
 
     def _post(self, command: _Command) -> None:
         with self._wake:

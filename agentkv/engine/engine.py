@@ -337,9 +337,7 @@ class Engine:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _end_choice(
-        self, live: _Live, choice: Choice, updates: list[Update], *, keep_partial: bool = True
-    ) -> None:
+    def _end_choice(self, live: _Live, choice: Choice, updates: list[Update], *, keep_partial: bool = True) -> None:
         """A choice has its finish_reason: its pages stay cached, its reply is told."""
         request = live.requests.get(choice.index)
         if request is not None:

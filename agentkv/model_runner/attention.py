@@ -94,9 +94,7 @@ def _read_call(
         if name not in _WITHOUT_EFFECT and name not in _UNDERSTOOD and given is not None
     ]
     if unknown:
-        raise ModelRefused(
-            type(module).__name__, f"its attention takes {', '.join(sorted(unknown))}, unknown here"
-        )
+        raise ModelRefused(type(module).__name__, f"its attention takes {', '.join(sorted(unknown))}, unknown here")
     if arguments.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ModelRefused(type(module).__name__, "its attention also looks forward")
     if query.shape[0] != 1:
@@ -142,9 +140,7 @@ def _former_attention(former: str, module: nn.Module) -> Callable[..., Any]:
         return table[former]
     # "eager" is not in the table: each modelling file has its own, under this name.
     for kind in type(module).__mro__:
-        eager: Callable[..., Any] | None = getattr(
-            sys.modules.get(kind.__module__), "eager_attention_forward", None
-        )
+        eager: Callable[..., Any] | None = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if eager is not None:
             return eager
     raise RuntimeError(f"{type(module).__name__} has no attention implementation named {former!r}")
@@ -186,9 +182,7 @@ class AttentionSwitch:
         name = type(model).__name__
         with _registration:
             if model in _switched:
-                raise ModelRefused(
-                    name, "this model object already serves another Runtime; close that one first"
-                )
+                raise ModelRefused(name, "this model object already serves another Runtime; close that one first")
             _switched.add(model)
         self._model = model
         self._configs = _attention_configs(model)

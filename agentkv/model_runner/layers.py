@@ -56,9 +56,7 @@ def discover_layers(model: PreTrainedModel) -> AttentionLayers:
     name = type(model).__name__
     expected = getattr(text_config(model), "num_hidden_layers", None)
     if not recorder.calls or (expected is not None and len(recorder.calls) < expected):
-        raise ModelRefused(
-            name, f"{len(recorder.calls)} of its {expected} layers call attention through the interface"
-        )
+        raise ModelRefused(name, f"{len(recorder.calls)} of its {expected} layers call attention through the interface")
     modules = tuple(call.module for call in recorder.calls)
     if len({id(module) for module in modules}) != len(modules):
         raise ModelRefused(name, "a layer attends more than once in a forward")

@@ -33,9 +33,7 @@ def default_context_limit(model: PreTrainedModel, asked: int | None = None) -> i
             raise ConfigError("the model's config does not say how long its context is; give context_limit=")
         return asked
     if asked is not None and asked > made_for:
-        raise ConfigError(
-            f"context_limit={asked} is longer than the {made_for} positions that the model was made for"
-        )
+        raise ConfigError(f"context_limit={asked} is longer than the {made_for} positions that the model was made for")
     return int(made_for if asked is None else asked)
 
 

@@ -18,14 +18,10 @@ _GPU_SHARE = 0.9
 
 def bytes_per_page(layers: Sequence[LayerSpec], page_size: int) -> int:
     """Bytes of one page over all layers, keys and values."""
-    return page_size * sum(
-        spec.kv_heads * (spec.key_size + spec.value_size) * spec.dtype.itemsize for spec in layers
-    )
+    return page_size * sum(spec.kv_heads * (spec.key_size + spec.value_size) * spec.dtype.itemsize for spec in layers)
 
 
-def num_pages_for(
-    layers: Sequence[LayerSpec], page_size: int, device: torch.device, memory: int | None
-) -> int:
+def num_pages_for(layers: Sequence[LayerSpec], page_size: int, device: torch.device, memory: int | None) -> int:
     """Pages, the null page among them, that `memory` bytes hold.
 
     memory=None: on a GPU 90 % of what is free now, after the weights; on a CPU a quarter of the available memory, at
@@ -33,9 +29,7 @@ def num_pages_for(
     """
     page = bytes_per_page(layers, page_size)
     if memory is None:
-        memory = (
-            _free_on_gpu(device) if device.type == "cuda" else min(int(_available() * _CPU_SHARE), _CPU_MOST)
-        )
+        memory = _free_on_gpu(device) if device.type == "cuda" else min(int(_available() * _CPU_SHARE), _CPU_MOST)
     if memory < 2 * page:
         raise ConfigError(
             f"a pool needs at least two pages of {page} bytes; memory= allows {memory} bytes. Give it more."

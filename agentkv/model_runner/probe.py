@@ -78,9 +78,7 @@ def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -
     rope = freeze_rope(small, context_limit, always=True)
     try:
         with torch.inference_mode():
-            expected = [
-                small(input_ids=torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts
-            ]
+            expected = [small(input_ids=torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts]
         served = _serve_in_two_chunks(small, prompts)
     finally:
         rope.restore()
@@ -116,9 +114,7 @@ def _serve_in_two_chunks(model: PreTrainedModel, prompts: Sequence[Sequence[int]
                 for index, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True))
             ]
             rows: Any = forward_packed(model, sequences, store, backend, layers.index())
-            for index, part in enumerate(
-                rows.split([end - start for start, end in zip(starts, ends, strict=True)])
-            ):
+            for index, part in enumerate(rows.split([end - start for start, end in zip(starts, ends, strict=True)])):
                 logits[index].append(part)
             starts = list(ends)
         return [torch.cat(parts) for parts in logits]
@@ -154,11 +150,7 @@ def _cut(config: Any, depth: int, keep: int, vocabulary: int) -> None:
     for key, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == depth:
             setattr(config, key, value[:keep])
-        elif (
-            isinstance(value, int)
-            and not isinstance(value, bool)
-            and ("window" in key or "chunk_size" in key)
-        ):
+        elif isinstance(value, int) and not isinstance(value, bool) and ("window" in key or "chunk_size" in key):
             if value > _WINDOW and not key.startswith("max_"):
                 setattr(config, key, _WINDOW)
         elif key.endswith("_token_id"):
@@ -180,11 +172,7 @@ def _layers_of_each_kind(model: PreTrainedModel, layers: AttentionLayers) -> int
     for attention, spec, block in zip(layers.modules, layers.specs, blocks, strict=True):
         classes = tuple(type(module).__name__ for module in block.modules()) if block is not None else ()
         flags = tuple(
-            sorted(
-                (k, v)
-                for k, v in vars(attention).items()
-                if isinstance(v, (bool, str)) and not k.startswith("_")
-            )
+            sorted((k, v) for k, v in vars(attention).items() if isinstance(v, (bool, str)) and not k.startswith("_"))
         )
         kinds.append((spec, classes, flags))
     return max(kinds.index(kind) for kind in set(kinds)) + 1

@@ -101,9 +101,7 @@ def _held(module: nn.Module, kinds: dict[str, str], context_limit: int, model_na
         else:
             initialise = ROPE_INIT_FUNCTIONS.get(kind)
             if initialise is None:
-                raise ModelRefused(
-                    model_name, f"its RoPE of kind {kind!r} depends on the batch and cannot be held"
-                )
+                raise ModelRefused(model_name, f"its RoPE of kind {kind!r} depends on the batch and cannot be held")
             arguments = {"layer_type": prefix[:-1]} if prefix else {}
             length = threshold + 1 if kind == "longrope" else context_limit
             inv_freq, _ = initialise(module.config, device, seq_len=length, **arguments)

@@ -24,7 +24,9 @@ def make_policy(policy: str | Policy) -> Policy:
     """A policy from its name, or the given object if it has a `key` method. Raises ConfigError otherwise."""
     if isinstance(policy, str):
         if policy not in _POLICIES:
-            raise ConfigError(f"unknown policy {policy!r}; known: {', '.join(known_policies())}, or an object with key(node)")
+            raise ConfigError(
+                f"unknown policy {policy!r}; known: {', '.join(known_policies())}, or an object with key(node)"
+            )
         return _POLICIES[policy]()
     if not callable(getattr(policy, "key", None)):
         raise ConfigError(f"a policy is a name or an object with key(node); got {type(policy).__name__}")
