@@ -4,8 +4,8 @@
 
 1,000 sessions stand on one system prompt of 8,192 tokens, with 2,048 tokens of their own and a tail of 9. Look-ups go
 round the sessions, each with a freshly packed prompt. A look-up is timed as a running call pays for it: match, lock,
-the page ids, and the lock of a partial hit's source where there is one. Packing a list is a row of its own. Figures
-are medians.
+the hit noted, the page ids, and the lock of a partial hit's source where there is one. Packing a list is a row of its
+own. Figures are medians.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def look_up(tree: RadixTree, packed: bytes) -> tuple[Match, Node, Node | None, a
     match = tree.match(packed, max_tokens=len(packed) // 4 - 1)
     node = tree.lock(match)
     source = tree.lock_page(match.partial) if match.partial is not None else None
+    tree.record_hit(node, match.partial)
     return match, node, source, match.page_ids
 
 

@@ -221,10 +221,13 @@ class Pair:
 
     def supersede(self, namespace: bytes, tokens: Tokens, start: int) -> None:
         self.tree.supersede(list(tokens), start, namespace=namespace)
+        end = self.matched(namespace, tokens)
+        best = max((common(tokens[end:], page) for page in self.siblings(namespace, tokens[:end])), default=0)
         for node in self.nodes():
-            prefix = node_tokens(node)
-            if node.namespace == namespace and prefix == tokens[: node.end] and node.start >= start:
-                assert node.superseded
+            # A tail is on the path if it is the end of it; a covered one, still held, is beside it.
+            on_path = node.end == end + best if node.is_tail else node.end <= end
+            if on_path and node.namespace == namespace and node_tokens(node) == tokens[: node.end]:
+                assert node.superseded or node.start < start
 
     # ---- the same on the dicts ----
 
