@@ -16,8 +16,8 @@ from .store import KVStore, LayerSpec
 class Backend(Protocol):
     """Everything an engine asks of the device.
 
-    Calls are issued in order and take effect in order, so a page may be handed on as soon as the calls that read
-    it were issued. A backend keeps no state of its own between calls; what it needs lies in the store.
+    Calls are issued in order and take effect in order, so a page may be handed on as soon as the calls that
+    read it were issued. A backend keeps no state of its own between calls; what it needs lies in the store.
     """
 
     @property
@@ -34,8 +34,9 @@ class Backend(Protocol):
     ) -> None:
         """Write the step's new tokens, before `attend` of the same layer.
 
-        key [num_tokens, kv_heads, key_size] (after RoPE), value [num_tokens, kv_heads, value_size], both of the
-        layer's dtype and of any strides; slot_mapping int64 [num_tokens]. Padding tokens go to slots of page 0.
+        key [num_tokens, kv_heads, key_size] (after RoPE), value [num_tokens, kv_heads, value_size], both of
+        the layer's dtype and of any strides; slot_mapping int64 [num_tokens]. Padding tokens go to slots of
+        page 0.
         """
         ...
 
@@ -53,18 +54,19 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Causal attention of packed queries [num_tokens, num_heads, key_size] over their sequences' pages.
 
-        Returns [num_tokens, num_heads, value_size] of the query's dtype, the caller's own. A query at position q
-        sees keys k <= q and, with a window W, only k > q - W. Query head h reads KV head
-        h // (num_heads // kv_heads). `softcap`: scores become cap * tanh(score / cap) before masking (Gemma 2).
-        `sinks` [num_heads]: one logit per head that joins the softmax's denominator only (GPT-OSS). Softmax
-        accumulates in fp32. Slots outside the sequences' seq_lens are never relied on, whatever they hold.
+        Returns [num_tokens, num_heads, value_size] of the query's dtype, the caller's own. A query at
+        position q sees keys k <= q and, with a window W, only k > q - W. Query head h reads KV head
+        h // (num_heads // kv_heads). `softcap`: scores become cap * tanh(score / cap) before masking (Gemma
+        2). `sinks` [num_heads]: one logit per head that joins the softmax's denominator only (GPT-OSS).
+        Softmax accumulates in fp32. Slots outside the sequences' seq_lens are never relied on, whatever they
+        hold.
         """
         ...
 
     def copy_pages(self, store: KVStore, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
-        """Copy whole pages in every layer, all sources read before any destination of the same layer is written.
+        """Copy whole pages in every layer, in the order of one read of all sources and one write.
 
-        Issue it before the forward that reads the destinations.
+        A page may be source and destination. Issue it before the forward that reads the destinations.
         """
         ...
 

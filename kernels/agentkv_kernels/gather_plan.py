@@ -1,7 +1,8 @@
 """How the reference backend walks a step: which pages it gathers, and what it hides from whom.
 
-Derived once a step for each kind of layer (`LayerKind`) and used by all layers of the kind. A page is gathered
-only if a query of its sequence can see a key in it, so a sliding layer costs its window, not the context.
+Derived once a step for each kind of layer (`LayerKind`) and used by all layers of the kind. A page is
+gathered only if a query of its sequence can see a key in it, so a sliding layer costs its window, not the
+context.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ GROUP_BYTES = 32 << 20
 PADDING_BYTES = 512 << 10
 """Padding that costs as much to gather and multiply as the dozen calls of one more decode group."""
 SCORE_BYTES = 4 << 20
-"""fp32 scores of one block of queries: bounds the buffers; measured best of 1 to 32 MiB on prefill chunks."""
+"""fp32 scores of one block of queries: bounds the buffers. Prefill chunks measured flat from 2 to 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class LayerKind:
 class DecodeGroup:
     """Sequences of one token each that run as one batch, padded to `keys` gathered keys."""
 
-    tokens: torch.Tensor | slice
-    """The group's rows among the packed tokens."""
+    tokens: torch.Tensor
+    """int64 [size]: the group's rows among the packed tokens."""
     size: int
     keys: int
     rows: torch.Tensor
@@ -80,6 +81,9 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
+    """All of a step: either one decode group that is the whole of it, in its order, or any groups and extends."""
+
+    whole_step: DecodeGroup | None
     decode: tuple[DecodeGroup, ...]
     extend: tuple[Extend, ...]
 
@@ -94,12 +98,11 @@ def gather_plan(metadata: AttentionMetadata, kind: LayerKind) -> GatherPlan:
     low, high = (int(page) for page in metadata.page_table.aminmax())
     if low < 0 or high >= kind.num_pages:
         raise PageOutOfRange(f"page ids are 0 to {kind.num_pages - 1}, the page tables hold {low} to {high}")
-    groups = split_decodes(metadata, kind)
-    whole = len(groups) == 1 and not metadata.extend
-    return GatherPlan(
-        decode=tuple(_decode_group(metadata, kind, group, whole=whole) for group in groups),
-        extend=tuple(_extend(metadata, kind, i) for i in metadata.extend),
-    )
+    groups = tuple(_decode_group(metadata, kind, group) for group in split_decodes(metadata, kind))
+    if len(groups) == 1 and not metadata.extend:
+        return GatherPlan(whole_step=groups[0], decode=(), extend=())
+    extends = tuple(_extend(metadata, kind, i) for i in metadata.extend)
+    return GatherPlan(whole_step=None, decode=groups, extend=extends)
 
 
 def _first_page(metadata: AttentionMetadata, kind: LayerKind, sequence: int) -> int:
@@ -117,9 +120,9 @@ def _num_pages(metadata: AttentionMetadata, kind: LayerKind, sequence: int) -> i
 def split_decodes(metadata: AttentionMetadata, kind: LayerKind) -> list[list[int]]:
     """Split the decode sequences into batches of like length, each padded to its longest.
 
-    A batch is closed when it is as large as GROUP_BYTES, or when its padding would exceed PADDING_BYTES and so
-    cost more than the calls of another batch. There are no more batches than the bytes of the step pay for,
-    however many sequences there are. Without a split the order of the step is kept.
+    A batch is closed when it is as large as GROUP_BYTES, or when its padding would exceed PADDING_BYTES and
+    so cost more than the calls of another batch. There are no more batches than the bytes of the step pay
+    for, however many sequences there are. Without a split the order of the step is kept.
     """
     page_bytes = kind.token_bytes * kind.page_size
     lengths = {i: _num_pages(metadata, kind, i) for i in metadata.decode}
@@ -127,11 +130,7 @@ def split_decodes(metadata: AttentionMetadata, kind: LayerKind) -> list[list[int
     longest = padding = 0
     for i in sorted(lengths, key=lengths.__getitem__, reverse=True):
         padding += (longest - lengths[i]) * page_bytes
-        if (
-            not groups
-            or padding > PADDING_BYTES
-            or (len(groups[-1]) + 1) * longest * page_bytes > GROUP_BYTES
-        ):
+        if not groups or padding > PADDING_BYTES or (len(groups[-1]) + 1) * longest * page_bytes > GROUP_BYTES:
             groups.append([])
             longest, padding = lengths[i], 0
         groups[-1].append(i)
@@ -144,27 +143,23 @@ def _head_rows(pages: torch.Tensor, kind: LayerKind) -> torch.Tensor:
     return (heads[:, None] + pages.reshape(1, -1)).reshape(-1)
 
 
-def _decode_group(
-    metadata: AttentionMetadata, kind: LayerKind, group: list[int], *, whole: bool
-) -> DecodeGroup:
+def _decode_group(metadata: AttentionMetadata, kind: LayerKind, group: list[int]) -> DecodeGroup:
     device = metadata.device
     pages = max(_num_pages(metadata, kind, i) for i in group)
     keys = pages * kind.page_size
     first = torch.tensor([_first_page(metadata, kind, i) for i in group], device=device)
     length = torch.tensor([metadata.seq_lens[i] for i in group], device=device)
-    # Behind a sequence's last page the table is read at its last column: whatever stands there is hidden below.
+    # Behind a sequence's last page the table is read at its last column: whatever stands there is hidden
+    # below.
     columns = first[:, None] + torch.arange(pages, device=device)
     columns.clamp_(max=metadata.page_table.shape[1] - 1)
-    table = metadata.page_table if whole else metadata.page_table[torch.tensor(group, device=device)]
+    table = metadata.page_table[torch.tensor(group, device=device)]
     positions = first[:, None] * kind.page_size + torch.arange(keys, device=device)
     hidden = positions >= length[:, None]
     if kind.window is not None:
         hidden |= positions < (length - kind.window)[:, None]
-    tokens: torch.Tensor | slice = slice(0, metadata.num_tokens)
-    if not whole:
-        tokens = torch.tensor([metadata.query_start[i] for i in group], device=device)
     return DecodeGroup(
-        tokens=tokens,
+        tokens=torch.tensor([metadata.query_start[i] for i in group], device=device),
         size=len(group),
         keys=keys,
         rows=_head_rows(table.gather(1, columns).to(torch.int64), kind),

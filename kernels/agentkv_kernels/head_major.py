@@ -1,8 +1,8 @@
 """The reference backend's layout: per layer [kv_heads, num_pages, page_size, size], keys and values apart.
 
 One head of one page is one run of memory, so that a gather by (head, page) moves whole rows and yields each
-sequence's keys of a head as one matrix. Layers of one shape lie in one arena, so that a page of all of them is
-copied by a single strided copy.
+sequence's keys of a head as one matrix. Layers of one shape lie in one arena, so that a page of all of them
+is copied by a single strided copy.
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ class HeadMajorStore(KVStore):
 
     def _read_pages(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self._by_page(layer)
-        return keys.index_select(1, index).permute(1, 2, 0, 3), values.index_select(1, index).permute(
-            1, 2, 0, 3
-        )
+        return keys.index_select(1, index).permute(1, 2, 0, 3), values.index_select(1, index).permute(1, 2, 0, 3)
 
     def _write_pages(self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         mine = self._by_page(layer)

@@ -5,7 +5,8 @@ For each sequence of the step:
     |---------- context_len ----------|-- query_len --|
     |------------------- seq_len ---------------------|
 
-Tokens of the step are packed: the query_len tokens of the first sequence, then those of the second, and so on.
+Tokens of the step are packed: the query_len tokens of the first sequence, then those of the second, and so
+on.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ def plan(
 ) -> AttentionMetadata:
     """Describe a step of len(query_lens) sequences.
 
-    `page_tables` holds each sequence's page ids in order, enough for its seq_len; more are ignored. Either one
-    sequence of ints for each (an array of type "i" is copied as bytes) or an int32 tensor [num_seqs, max_pages].
-    Costs one copy of the page tables and a dozen small tensor operations. Raises PlanMismatch.
+    `page_tables` holds each sequence's page ids in order, enough for its seq_len; more are ignored. Either
+    one sequence of ints for each (an array of type "i" is copied as bytes) or an int32 tensor [num_seqs,
+    max_pages]. Costs one copy of the page tables and a dozen small tensor operations. Raises PlanMismatch.
     """
     query, context = tuple(query_lens), tuple(context_lens)
     if page_size < 1:

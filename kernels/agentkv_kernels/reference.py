@@ -1,13 +1,15 @@
 """The reference backend: plain torch, on every device that torch has, and the oracle of the others.
 
-It gathers the pages a step sees into reused buffers and runs grouped matrix products on them: the query heads that
-share a KV head are the rows of one product, so each key and value is read once for its group. Measured on a CPU,
-two thirds of a decode step are the gather, which runs at memory speed; scaled_dot_product_attention on the same
-gathered pages takes up to twice the time of the whole, and products in fp32 after an upcast likewise.
+It gathers the pages a step sees into reused buffers and runs grouped matrix products on them: the query heads
+that share a KV head are the rows of one product, so each key and value is read once for its group. Measured
+on a CPU, two thirds of a decode step are the gather, which runs at memory speed; scaled_dot_product_attention
+on the same gathered pages takes up to twice the time of the whole, and products in fp32 after an upcast
+likewise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -60,6 +62,8 @@ class ReferenceBackend:
         kind = LayerKind(spec.kv_heads, heads, spec.token_bytes, store.num_pages, store.page_size, window)
         plan: GatherPlan = metadata.once(("reference", kind), lambda: gather_plan(metadata, kind))
         scores = _Scores(mine.scratch, scale, softcap, sinks)
+        if plan.whole_step is not None:
+            return _decode(mine.pages[layer], query, plan.whole_step, scores)
         out = query.new_empty(query.shape[0], heads, spec.value_size)
         for group in plan.decode:
             out[group.tokens] = _decode(mine.pages[layer], query[group.tokens], group, scores)
@@ -75,9 +79,7 @@ class ReferenceBackend:
 class _Scores:
     """From raw products to probabilities, with the options of one call."""
 
-    def __init__(
-        self, scratch: Scratch, scale: float, softcap: float | None, sinks: torch.Tensor | None
-    ) -> None:
+    def __init__(self, scratch: Scratch, scale: float, softcap: float | None, sinks: torch.Tensor | None) -> None:
         self.scratch = scratch
         self.softcap = softcap
         # With a softcap the division is part of the scale: cap * tanh(scale * s / cap).
@@ -85,40 +87,39 @@ class _Scores:
         self.sinks = sinks
 
     def scaled(self, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Scores in fp32, before the softmax.
+        """Scores before the softmax, fp32 [n, rows, keys].
 
         query [n, rows, key_size], keys [n, keys, key_size], bias fp32 [batch, 1, keys] with n a multiple of batch.
         """
         shape = (query.shape[0], query.shape[1], keys.shape[1])
-        raw = torch.bmm(query, keys.transpose(1, 2), out=self.scratch.take("raw", shape, query.dtype))
-        batch = 1 if bias is None or self.softcap is not None else bias.shape[0]
-        grouped = (shape[0] // batch, batch, *shape[1:])
-        scores = self.scratch.take("scores", grouped, torch.float32)
-        # Added to fp32, low-precision products are scaled, widened and masked in one pass.
-        start = raw.new_zeros(1, dtype=torch.float32) if bias is None or self.softcap is not None else bias
-        torch.add(start, raw.view(grouped), alpha=self.scale, out=scores)
+        # Scaling the few queries saves a pass over the many scores, and is exact for a power of two in any dtype.
+        early = query.dtype == torch.float32 or math.frexp(self.scale)[0] == 0.5
+        if early:
+            query = query * self.scale
+        scores = torch.bmm(query, keys.transpose(1, 2), out=self.scratch.take("products", shape, query.dtype))
+        if query.dtype != torch.float32:
+            scores = self.scratch.take("scores", shape, torch.float32).copy_(scores)
+        if not early:
+            scores.mul_(self.scale)
         if self.softcap is not None:
             scores.tanh_().mul_(self.softcap)
-            if bias is not None:
-                scores.view(-1, bias.shape[0], *shape[1:]).add_(bias)
-        return scores.view(shape)
+        if bias is not None:
+            scores.view(-1, bias.shape[0], *shape[1:]).add_(bias)
+        return scores
 
     def probabilities(self, scores: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> torch.Tensor:
-        """Softmax in fp32 over [kv_heads * n, group * m, keys]; the result in `dtype`."""
-        probs = torch.softmax(scores, -1, out=self.scratch.take("probs", tuple(scores.shape), torch.float32))
+        """Softmax in fp32 over [kv_heads * n, group * m, keys]; the result in `dtype`, in a reused buffer."""
+        shape = tuple(scores.shape)
+        probs = torch.softmax(scores, -1, out=self.scratch.take("probs", shape, torch.float32))
         if self.sinks is not None:
             # exp(s) / (Σ exp(s) + exp(sink)) is the plain softmax times sigmoid(log Σ exp(s) - sink).
             sinks = self.sinks.to(torch.float32).view(kv_heads, 1, -1, 1)
-            total = torch.logsumexp(scores, -1).view(
-                kv_heads, -1, sinks.shape[2], scores.shape[1] // sinks.shape[2]
-            )
-            probs.mul_(torch.sigmoid(total - sinks).view(*scores.shape[:2], 1))
-        return probs.to(dtype)
+            total = torch.logsumexp(scores, -1).view(kv_heads, -1, sinks.shape[2], shape[1] // sinks.shape[2])
+            probs.mul_(torch.sigmoid(total - sinks).view(*shape[:2], 1))
+        return probs if dtype == torch.float32 else self.scratch.take("weights", shape, dtype).copy_(probs)
 
 
-def _gather(
-    pages: LayerPages, rows: torch.Tensor, keys: int, scratch: Scratch
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(pages: LayerPages, rows: torch.Tensor, keys: int, scratch: Scratch) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of these rows, as [rows' sequences and heads, keys, size], in reused buffers."""
     spec, count = pages.spec, rows.shape[0]
     gathered = []
@@ -146,9 +147,7 @@ def _decode(pages: LayerPages, query: torch.Tensor, group: DecodeGroup, scores: 
     return out.transpose(0, 1).reshape(group.size, -1, spec.value_size)
 
 
-def _extend(
-    pages: LayerPages, query: torch.Tensor, extend: Extend, scores: _Scores, out: torch.Tensor
-) -> None:
+def _extend(pages: LayerPages, query: torch.Tensor, extend: Extend, scores: _Scores, out: torch.Tensor) -> None:
     """Attention of one sequence's chunk, block of queries by block, written into its rows of `out`."""
     keys, values = _gather(pages, extend.rows, extend.keys, scores.scratch)
     for block in extend.blocks:
@@ -200,9 +199,7 @@ def _check_query(
     if heads == 0 or heads % spec.kv_heads:
         raise ShapeMismatch(f"query: {heads} heads are no multiple of the layer's {spec.kv_heads} KV heads")
     if query.dtype != spec.dtype:
-        raise DtypeMismatch(
-            f"query: the layer holds {spec.dtype}, got {query.dtype}; convert before the call"
-        )
+        raise DtypeMismatch(f"query: the layer holds {spec.dtype}, got {query.dtype}; convert before the call")
     if sinks is not None and sinks.shape != (heads,):
         raise ShapeMismatch(f"sinks: expected [{heads}], one logit per query head, got {list(sinks.shape)}")
     if window is not None and window < 1:

@@ -15,8 +15,9 @@ from .errors import DtypeMismatch, PageOutOfRange, ShapeMismatch
 class LayerSpec:
     """What one attention layer keeps for each token.
 
-    `key_size` and `value_size` are elements per head. `window` is the sliding window in tokens, None where every
-    earlier token is seen; it changes nothing in the store and tells an engine which pages a layer can do without.
+    `key_size` and `value_size` are elements per head. `window` is the sliding window in tokens, None where
+    every earlier token is seen; it changes nothing in the store and tells an engine which pages a layer can
+    do without.
     """
 
     kv_heads: int
@@ -52,8 +53,8 @@ class PagesData:
 class KVStore(ABC):
     """Keys and values of `num_pages` pages of `page_size` slots, for every layer of a model.
 
-    Made by `Backend.make_store`, whose subclass alone knows how the tensors lie. Zeroed when made. Page 0 is an
-    ordinary page to the store; padding writes go there. A store belongs to one thread at a time.
+    Made by `Backend.make_store`, whose subclass alone knows how the tensors lie. Zeroed when made. Page 0 is
+    an ordinary page to the store; padding writes go there. A store belongs to one thread at a time.
     """
 
     def __init__(
@@ -93,9 +94,10 @@ class KVStore(ABC):
         )
 
     def import_pages(self, page_ids: Sequence[int], pages: PagesData) -> None:
-        """Write pages that `export_pages` of a store with equal layers and page_size made. Moves n * page_bytes.
+        """Write pages that `export_pages` of a store with equal layers and page_size made.
 
-        Everything is checked before the first write: ShapeMismatch or DtypeMismatch leave the store as it was.
+        Moves n * page_bytes. Everything is checked before the first write: ShapeMismatch or
+        DtypeMismatch leave the store as it was.
         """
         index = self.page_index(page_ids)
         if len(pages.keys) != len(self.layers) or len(pages.values) != len(self.layers):
@@ -105,9 +107,7 @@ class KVStore(ABC):
             )
         head = (len(page_ids), self.page_size)
         for layer, spec in enumerate(self.layers):
-            require(
-                pages.keys[layer], (*head, spec.kv_heads, spec.key_size), spec.dtype, f"keys of layer {layer}"
-            )
+            require(pages.keys[layer], (*head, spec.kv_heads, spec.key_size), spec.dtype, f"keys of layer {layer}")
             require(
                 pages.values[layer],
                 (*head, spec.kv_heads, spec.value_size),

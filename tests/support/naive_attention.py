@@ -1,7 +1,7 @@
 """Attention written from its definition, one token and one head at a time, in float64.
 
-The reference that every backend is compared with. It keeps each sequence's keys and values in plain tensors of
-their own, so it shares no page arithmetic with what it checks.
+The reference that every backend is compared with. It keeps each sequence's keys and values in plain tensors
+of their own, so it shares no page arithmetic with what it checks.
 """
 
 from __future__ import annotations
