@@ -7,6 +7,7 @@ context.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -186,9 +187,12 @@ def _extend(metadata: AttentionMetadata, kind: LayerKind, sequence: int) -> Exte
 
 def _block_size(kind: LayerKind, keys: int) -> int:
     """Queries a block, so that its scores fit SCORE_BYTES; at least 16, below which the products lose their speed."""
+    scores = SCORE_BYTES // (4 * kind.num_heads)
+    size = scores // keys
     if kind.window is not None:
-        keys = min(keys, 2 * kind.window)
-    return min(256, max(16, SCORE_BYTES // (4 * kind.num_heads * keys)))
+        # A block of n queries sees at most window + n keys, and n * (window + n) <= scores solves to this.
+        size = max(size, (math.isqrt(kind.window**2 + 4 * scores) - kind.window) // 2)
+    return min(256, max(16, size))
 
 
 def _query_block(start: int, stop: int, offset: int, window: int | None, device: torch.device) -> QueryBlock:

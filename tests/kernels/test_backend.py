@@ -1,0 +1,147 @@
+"""The seam: choosing a backend, what each refuses, and that any two answer alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import agentkv_kernels
+from agentkv_kernels import (
+    Backend,
+    DtypeMismatch,
+    KernelError,
+    LayerSpec,
+    PageOutOfRange,
+    ReferenceBackend,
+    ShapeMismatch,
+    UnknownBackend,
+    backend,
+    get_backend,
+    plan,
+    register_backend,
+)
+from support.pages import paged_step
+from support.plain_backend import PlainBackend
+
+SPEC = LayerSpec(2, 8, 6, torch.float32)
+
+
+@pytest.fixture
+def plain_is_registered(monkeypatch):
+    monkeypatch.setattr(backend, "_factories", dict(backend._factories))
+    register_backend("plain", lambda device: PlainBackend())
+
+
+def test_without_a_name_the_device_chooses():
+    assert get_backend().name == "reference"
+    assert get_backend(None, "cuda").name == "reference"
+    assert get_backend(None, "meta").name == "reference"
+
+
+@pytest.mark.usefixtures("plain_is_registered")
+def test_a_registered_backend_is_chosen_by_name_only():
+    assert get_backend("plain", "cpu").name == "plain"
+    assert get_backend().name == "reference"
+
+
+@pytest.mark.usefixtures("plain_is_registered")
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(UnknownBackend, match=r"'fast'; known are plain, reference"):
+        get_backend("fast")
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="registered already"):
+        register_backend("reference", lambda device: ReferenceBackend())
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_two_backends_give_one_answer(window):
+    lens = ([1, 7, 1], [12, 5, 0])
+    backends: list[Backend] = [ReferenceBackend(), PlainBackend()]
+    mine, other = (paged_step(b, *lens, spec=SPEC, num_heads=4, page_size=4) for b in backends)
+    torch.testing.assert_close(mine.attend(window=window), other.attend(window=window), rtol=0, atol=1e-6)
+
+
+def test_one_backend_serves_two_stores_in_turns():
+    shared = ReferenceBackend()
+    steps = [
+        paged_step(shared, [1, 3], [n, 2], spec=SPEC, num_heads=4, page_size=size, seed=n)
+        for n, size in ((9, 4), (30, 16))
+    ]
+    outs = [step.attend() for step in steps]
+    for step, out in zip(steps, outs, strict=True):
+        torch.testing.assert_close(out.double(), step.expected(), rtol=0, atol=1e-5)
+
+
+def test_each_misfit_of_a_query_is_named():
+    step = paged_step(ReferenceBackend(), [1, 2], [3, 0], spec=SPEC, num_heads=4, page_size=4)
+    query = step.query
+    for wrong, error, message in [
+        (query[:2], ShapeMismatch, r"expected \[3, num_heads, 8\], got \[2, 4, 8\]"),
+        (query[..., :4], ShapeMismatch, "expected"),
+        (query[0], ShapeMismatch, "expected"),
+        (query[:, :3], ShapeMismatch, "3 heads are no multiple of the layer's 2"),
+        (query[:, :0], ShapeMismatch, "0 heads"),
+        (query.bfloat16(), DtypeMismatch, r"holds torch\.float32, got torch\.bfloat16"),
+    ]:
+        with pytest.raises(error, match=message):
+            step.attend(query=wrong)
+    with pytest.raises(ShapeMismatch, match="sinks"):
+        step.attend(sinks=torch.zeros(2))
+    with pytest.raises(ValueError, match="window"):
+        step.attend(window=0)
+
+
+def test_keys_and_values_that_do_not_fit_their_layer_are_refused():
+    reference = ReferenceBackend()
+    store = reference.make_store([SPEC], 3, 4, "cpu")
+    key, value, slots = torch.zeros(2, 2, 8), torch.zeros(2, 2, 6), torch.tensor([4, 5])
+    for args, error in [
+        ((key[:1], value, slots), ShapeMismatch),
+        ((key, key, slots), ShapeMismatch),
+        ((key, value.bfloat16(), slots), DtypeMismatch),
+    ]:
+        with pytest.raises(error):
+            reference.store_kv(store, 0, *args)
+    with pytest.raises(ValueError, match="layers are 0 to 0"):
+        reference.store_kv(store, 1, key, value, slots)
+
+
+def test_a_step_planned_for_another_store_is_refused():
+    step = paged_step(ReferenceBackend(), [1], [3], spec=SPEC, num_heads=4, page_size=4)
+    with pytest.raises(PageOutOfRange, match="page tables hold"):
+        step.attend(metadata=plan([1], [3], [[99]], page_size=4))
+    with pytest.raises(ShapeMismatch, match=r"planned for pages of 8, the store has pages of 4"):
+        step.attend(metadata=plan([1], [3], [[1]], page_size=8))
+    with pytest.raises(TypeError, match="a store that it made"):
+        ReferenceBackend().copy_pages(PlainBackend().make_store([SPEC], 3, 4, "cpu"), [1], [2])
+
+
+def test_every_error_of_the_package_has_one_root():
+    errors = [getattr(agentkv_kernels, name) for name in agentkv_kernels.__all__]
+    errors = [e for e in errors if isinstance(e, type) and issubclass(e, Exception)]
+    assert len(errors) == 7
+    assert all(issubclass(error, KernelError) for error in errors)
+
+
+def test_the_public_names_are_sorted_and_exist():
+    assert list(agentkv_kernels.__all__) == sorted(agentkv_kernels.__all__)
+    assert all(hasattr(agentkv_kernels, name) for name in agentkv_kernels.__all__)
+
+
+def test_the_package_imports_neither_the_runtime_nor_transformers():
+    code = (
+        "import sys, agentkv_kernels; "
+        "print([m for m in ('agentkv', 'agentkv_radix', 'transformers') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_child_env(), check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def _child_env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
