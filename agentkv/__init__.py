@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from agentkv.errors import (
     AgentKVError,
+    BrokenLogits,
     CapacityError,
     ConfigError,
     ContentUnsupported,
     ContextOverflow,
     DownloadFailed,
     EngineFailed,
+    GrammarDeadEnd,
     ModelError,
     ModelNotFound,
     ModelRefused,
@@ -21,6 +23,7 @@ from agentkv.errors import (
     QueueFull,
     RequestError,
     RuntimeClosed,
+    SamplingError,
 )
 from agentkv.events import StreamEvent, TextDelta, TurnEnd
 from agentkv.logprobs import TokenLogprobs
@@ -33,12 +36,14 @@ from agentkv.version import __version__
 
 __all__ = [
     "AgentKVError",
+    "BrokenLogits",
     "CapacityError",
     "ConfigError",
     "ContentUnsupported",
     "ContextOverflow",
     "DownloadFailed",
     "EngineFailed",
+    "GrammarDeadEnd",
     "ModelError",
     "ModelNotFound",
     "ModelRefused",
@@ -51,6 +56,7 @@ __all__ = [
     "RequestError",
     "Runtime",
     "RuntimeClosed",
+    "SamplingError",
     "SamplingParams",
     "Stream",
     "StreamEvent",

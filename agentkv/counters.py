@@ -43,6 +43,7 @@ class Snapshot:
 
     counters: dict[str, object]
     pages: dict[str, int]
-    """free, cached, in_use and pinned, which add up to total; evicted counts pages given up for room, ever."""
+    """free, cached, in_use and pinned, which add up to total; peak: the most that were ever not free; evicted: pages
+    given up for room, ever."""
     running: int
     waiting: int

@@ -10,6 +10,9 @@
     │   ├── ContextOverflow  prompt + max_tokens is longer than the model's context
     │   ├── PromptTooLarge   prompt + max_tokens needs more pages than the whole pool has
     │   └── ContentUnsupported   a message holds something that is not text
+    ├── SamplingError        no token could be chosen for this call                          (also ValueError)
+    │   ├── BrokenLogits     the model gave NaN or infinity: weights, dtype or kernels are at fault
+    │   └── GrammarDeadEnd   the call's mask leaves no token: loosen the grammar
     ├── CapacityError        no room now: try again later, or close something
     │   ├── QueueFull        too many calls are waiting
     │   └── OutOfPages       the pool has no page that may be taken
@@ -23,12 +26,14 @@ from __future__ import annotations
 
 __all__ = [
     "AgentKVError",
+    "BrokenLogits",
     "CapacityError",
     "ConfigError",
     "ContentUnsupported",
     "ContextOverflow",
     "DownloadFailed",
     "EngineFailed",
+    "GrammarDeadEnd",
     "ModelError",
     "ModelNotFound",
     "ModelRefused",
@@ -37,6 +42,7 @@ __all__ = [
     "QueueFull",
     "RequestError",
     "RuntimeClosed",
+    "SamplingError",
 ]
 
 
@@ -101,6 +107,18 @@ class PromptTooLarge(RequestError):
 
 class ContentUnsupported(RequestError):
     """A message part is of a kind that this model or version cannot read."""
+
+
+class SamplingError(AgentKVError, ValueError):
+    """No token could be chosen for this call."""
+
+
+class BrokenLogits(SamplingError):
+    """The model gave NaN, +inf, or no possible token at all: its weights, dtype or kernels are at fault."""
+
+
+class GrammarDeadEnd(SamplingError):
+    """The call's mask leaves no token that the model can produce."""
 
 
 class CapacityError(AgentKVError):

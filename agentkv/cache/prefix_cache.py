@@ -42,6 +42,8 @@ class CacheCounters:
     in_use: int
     """Private to a running call, or locked by one."""
     pinned: int
+    peak: int
+    """The most pages that were ever not free at once."""
     evicted_pages: int
     """Pages given up for room, ever."""
     evictions: int
@@ -75,6 +77,7 @@ class PrefixCache:
         self.kinds = frozenset({"evicted"}) | heard_kinds(listener)
         self.tree = RadixTree(page_size=page_size, policy=make_policy(policy), listener=self, hash_page=hash_page)
         self._leases: set[Lease] = set()
+        self._peak = 0
         self._evicted_pages = 0
         self._evictions = 0
 
@@ -199,6 +202,7 @@ class PrefixCache:
                 self._give_up_copy(lease)
                 self._make_room(wanted)
             lease.page_ids.extend(self.pool.allocate(wanted))
+            self._peak = max(self._peak, self.usable_pages - self.pool.num_free)
         if lease.copy is not None and lease.copy.destination == 0:
             lease.copy = PageCopy(lease.copy.source, lease.page_ids[lease.num_tree_pages], lease.copy.num_tokens)
         if not lease.admitted:
@@ -328,6 +332,7 @@ class PrefixCache:
             cached=cached,
             in_use=self.usable_pages - self.pool.num_free - cached - pinned,
             pinned=pinned,
+            peak=self._peak,
             evicted_pages=self._evicted_pages,
             evictions=self._evictions,
         )

@@ -410,6 +410,7 @@ class Engine:
                 "cached": cache.cached,
                 "in_use": cache.in_use,
                 "pinned": cache.pinned,
+                "peak": cache.peak,
                 "evicted": cache.evicted_pages,
             },
             running=self.scheduler.num_running,

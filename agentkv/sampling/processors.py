@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from agentkv.sampling.errors import GrammarDeadEnd
+from agentkv.errors import GrammarDeadEnd
 from agentkv.sampling.state import SamplingState
 from agentkv.sampling_params import SamplingParams
 

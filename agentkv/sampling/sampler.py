@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentkv.errors import BrokenLogits
 from agentkv.logprobs import TokenLogprobs
-from agentkv.sampling.errors import BrokenLogits
 from agentkv.sampling.processors import apply_masks, filter_scores, penalise
 from agentkv.sampling.state import SamplingState
 
