@@ -191,7 +191,9 @@ class TestModelObject:
         assert [parameter.requires_grad for parameter in model.parameters()] == gradients
 
     def test_auto_keeps_its_own_dtype(self) -> None:
-        assert resolve(tiny_model("llama").half()).load(LoadOptions()).dtype == torch.float16
+        model = tiny_model("llama")
+        torch.nn.Module.to(model, torch.float16)
+        assert resolve(model).load(LoadOptions()).dtype == torch.float16
 
     @pytest.mark.parametrize(
         ("options", "advice"),
