@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,13 +34,19 @@ def test_the_config_is_the_published_one(loaded: LoadedModel) -> None:
     assert loaded.model.get_input_embeddings().weight is loaded.model.lm_head.weight
 
 
-def weight_of_the_file(folder: Path, name: str) -> torch.Tensor:
-    """Dequantised by the gguf package, in fp32, in llama.cpp's order, then rounded to bfloat16."""
+@pytest.fixture(scope="module")
+def tensors_of_the_file(real_model_folder: Path) -> dict[str, Any]:
+    """As the gguf package reads them: parsing takes seconds, so once for all tests."""
     from gguf import GGUFReader
+
+    reader = GGUFReader(real_model_folder / BUILTIN_MODELS["smollm2-135m"].gguf_name)
+    return {tensor.name: tensor for tensor in reader.tensors}
+
+
+def rounded_weight(tensor: Any) -> torch.Tensor:
+    """Dequantised by the gguf package, in fp32, in llama.cpp's order, then rounded to bfloat16."""
     from gguf.quants import dequantize
 
-    reader = GGUFReader(folder / BUILTIN_MODELS["smollm2-135m"].gguf_name)
-    (tensor,) = [tensor for tensor in reader.tensors if tensor.name == name]
     exact = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
     return exact.to(torch.bfloat16).float()
 
@@ -54,14 +61,14 @@ def weight_of_the_file(folder: Path, name: str) -> torch.Tensor:
     ],
 )
 def test_weights_are_those_of_the_file_rounded_to_bfloat16(
-    loaded: LoadedModel, real_model_folder: Path, gguf_name: str, name: str
+    loaded: LoadedModel, tensors_of_the_file: dict[str, Any], gguf_name: str, name: str
 ) -> None:
-    assert torch.equal(loaded.model.state_dict()[name], weight_of_the_file(real_model_folder, gguf_name))
+    assert torch.equal(loaded.model.state_dict()[name], rounded_weight(tensors_of_the_file[gguf_name]))
 
 
-def test_queries_are_in_transformers_order(loaded: LoadedModel, real_model_folder: Path) -> None:
+def test_queries_are_in_transformers_order(loaded: LoadedModel, tensors_of_the_file: dict[str, Any]) -> None:
     """llama.cpp keeps the two halves of each head's rows interleaved."""
-    stored = weight_of_the_file(real_model_folder, "blk.3.attn_q.weight")
+    stored = rounded_weight(tensors_of_the_file["blk.3.attn_q.weight"])
     ordered = stored.reshape(9, 32, 2, 576).transpose(1, 2).reshape(576, 576)
     assert torch.equal(loaded.model.state_dict()["model.layers.3.self_attn.q_proj.weight"], ordered)
 
