@@ -140,8 +140,8 @@ def _page_table(
             raise PlanMismatch(_too_few_pages(seq_lens, page_size, i, len(pages)))
         flat.extend(pages[:count])
         flat.extend([0] * (width - count))
-    # The tensor would otherwise share the array's memory, which a clone makes independent of.
-    return torch.frombuffer(flat, dtype=torch.int32).clone().view(len(needed), width)
+    # The tensor keeps the array, whose bytes it shares, and nobody else can reach it.
+    return torch.frombuffer(flat, dtype=torch.int32).view(len(needed), width)
 
 
 def _too_few_pages(seq_lens: tuple[int, ...], page_size: int, which: int, had: int) -> str:

@@ -1,4 +1,4 @@
-"""The reference backend: plain torch, on every device that torch has, and the oracle of the others.
+"""The reference backend: plain torch throughout, and the oracle of the others.
 
 It gathers the pages a step sees into reused buffers and runs grouped matrix products on them: the query heads
 that share a KV head are the rows of one product, so each key and value is read once for its group. Measured

@@ -69,6 +69,13 @@ def test_a_step_split_at_every_limit_of_memory_equals_the_whole(lens, window, se
         torch.testing.assert_close(step.attend(window=window).double(), step.expected(window=window), rtol=0, atol=FP32)
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_decode_step_in_several_groups_answers_every_sequence(monkeypatch, window):
+    monkeypatch.setattr(gather_plan, "PADDING_BYTES", 0)
+    step = paged_step(ReferenceBackend(), [1] * 5, [3, 60, 0, 25, 61], spec=DENSE, num_heads=4, page_size=4)
+    torch.testing.assert_close(step.attend(window=window).double(), step.expected(window=window), rtol=0, atol=FP32)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 9])
 def test_low_precision_stays_within_the_rounding_of_its_own_inputs(dtype, window):
@@ -118,7 +125,7 @@ def test_infinity_in_the_free_slots_is_harmless_too():
     torch.testing.assert_close(step.attend().double(), step.expected(), rtol=0, atol=FP32)
 
 
-def test_a_sliding_layer_reads_no_page_that_lies_wholly_before_its_window():
+def test_a_sliding_layer_relies_on_no_page_that_lies_wholly_before_its_window():
     step = paged_step(ReferenceBackend(), [1, 8], [60, 60], spec=DENSE, num_heads=4, page_size=4)
     expected = step.expected(window=8)
     # The first query at position 60 sees keys from 53 on, which lie in page 13.

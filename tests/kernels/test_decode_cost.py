@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,15 @@ def test_sequences_of_like_length_stay_in_one_group_in_the_order_of_the_step():
     contexts = [200 + i % 16 for i in range(64)]
     metadata = plan([1] * 64, contexts, [[0] * (c // 16 + 1) for c in contexts], page_size=16)
     assert split_decodes(metadata, KIND) == [list(range(64))]
+
+
+@given(st.integers(1, 40), st.integers(0, 2000), st.integers(1, 300))
+def test_a_sliding_layer_gathers_its_window_however_long_the_context(query_len, context_len, window):
+    metadata = plan([query_len], [context_len], [[1] * ((query_len + context_len) // 16 + 1)], page_size=16)
+    walk = gather_plan.gather_plan(metadata, replace(KIND, window=window))
+    gathered = walk.whole_step.keys if walk.whole_step else walk.extend[0].keys
+    # The window of the first query, the queries after it, and the rest of the first and last page.
+    assert gathered <= window + query_len - 1 + 2 * 15
 
 
 @given(st.integers(1, 300), st.integers(1, 200_000), st.sampled_from([None, 128, 4096]))
