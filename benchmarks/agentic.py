@@ -216,11 +216,9 @@ def print_rows(rows: list[Row], dtype: str) -> None:
     console.print(
         f"{first.prompt_tokens:,} prompt tokens, {first.distinct:,} distinct positions, peak {first.peak_pages} pages"
     )
-    equal = [row.system for row in rows[1:] if row.outputs == first.outputs]
-    console.print(
-        f"answers equal to agentkv's: {len(equal)} of {len(rows) - 1}"
-        + ("" if dtype == "float32" else " (bf16: rounding differs between kernels)")
-    )
+    equal = sum(row.outputs == first.outputs for row in rows[1:])
+    note = "" if dtype == "float32" else " (in bf16 kernels round differently)"
+    console.print(f"answers equal to those of the first row: {equal} of {len(rows) - 1}{note}")
     console.print(describe_machine())
 
 

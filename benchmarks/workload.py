@@ -26,72 +26,9 @@ CONCURRENCY = 4
 
 _AREAS = ("invoice", "shipment", "customer", "warehouse", "payment", "supplier", "return", "contract")
 _VERBS = ("look up", "create", "update", "cancel", "list", "export", "approve", "archive")
-_WORDS = [
-    "amount",
-    "carrier",
-    "checked",
-    "city",
-    "closed",
-    "code",
-    "confirmed",
-    "count",
-    "currency",
-    "date",
-    "delayed",
-    "delivered",
-    "due",
-    "email",
-    "entry",
-    "error",
-    "expected",
-    "final",
-    "first",
-    "found",
-    "held",
-    "item",
-    "label",
-    "last",
-    "late",
-    "line",
-    "location",
-    "lot",
-    "manual",
-    "matched",
-    "minute",
-    "missing",
-    "note",
-    "number",
-    "open",
-    "order",
-    "owner",
-    "paid",
-    "part",
-    "pending",
-    "phone",
-    "place",
-    "price",
-    "quantity",
-    "rate",
-    "reason",
-    "record",
-    "reference",
-    "rejected",
-    "route",
-    "sent",
-    "serial",
-    "shelf",
-    "signed",
-    "size",
-    "status",
-    "stored",
-    "street",
-    "sum",
-    "total",
-    "unit",
-    "updated",
-    "value",
-    "weight",
-]
+_WORDS = tuple(
+    ["amount", "carrier", "checked", "city", "closed", "code", "confirmed", "count", "currency", "date", "delayed", "delivered", "due", "email", "entry", "error", "expected", "final", "first", "found", "held", "item", "label", "last", "late", "line", "location", "lot", "manual", "matched", "minute", "missing", "note", "number", "open", "order", "owner", "paid", "part", "pending", "phone", "place", "price", "quantity", "rate", "reason", "record", "reference", "rejected", "route", "sent", "serial", "shelf", "signed", "size", "status", "stored", "street", "sum", "total", "unit", "updated", "value", "weight"]
+)
 
 
 @dataclass
@@ -117,10 +54,7 @@ class Workload:
     def build(cls, tokenizer: Any) -> Workload:
         """The same ids for the same tokenizer, always."""
         draw = random.Random(20_260)
-        schemas: list[str] = []
-        for area in _AREAS:
-            for verb in _VERBS:
-                schemas.append(json.dumps(_schema(area, verb), sort_keys=True))
+        schemas = [json.dumps(_schema(area, verb), sort_keys=True) for area in _AREAS for verb in _VERBS]
         text = "<|im_start|>system\nYou keep the books of a trading house. Call one tool at a time.\n"
         system = tokenizer(text + "\n".join(schemas), add_special_tokens=False)["input_ids"][:SYSTEM_TOKENS]
         assert len(system) == SYSTEM_TOKENS, f"the schemas give only {len(system)} tokens"
