@@ -214,3 +214,16 @@ def test_a_negative_limit_is_refused(max_tokens):
         stored(4).match([1], max_tokens=max_tokens)
     with pytest.raises(ValueError, match="page_size"):
         RadixTree(page_size=0)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=8), st.data())
+def test_the_pages_that_a_release_would_free_are_those_that_it_frees(prompts, data):
+    tree = RadixTree(page_size=2)
+    held = []
+    for number, prompt in enumerate(prompts):
+        tree.insert(prompt, range(10 * number + 1, 10 * number + 1 + -(-len(prompt) // 2)))
+        held.append(tree.lock(tree.match(prompt)))
+    node = data.draw(st.sampled_from(held))
+    told, before = tree.num_pages_freed_by(node), tree.num_evictable_pages
+    tree.unlock(node)
+    assert tree.num_evictable_pages - before == told
