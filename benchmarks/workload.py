@@ -26,9 +26,14 @@ CONCURRENCY = 4
 
 _AREAS = ("invoice", "shipment", "customer", "warehouse", "payment", "supplier", "return", "contract")
 _VERBS = ("look up", "create", "update", "cancel", "list", "export", "approve", "archive")
-_WORDS = tuple(
-    ["amount", "carrier", "checked", "city", "closed", "code", "confirmed", "count", "currency", "date", "delayed", "delivered", "due", "email", "entry", "error", "expected", "final", "first", "found", "held", "item", "label", "last", "late", "line", "location", "lot", "manual", "matched", "minute", "missing", "note", "number", "open", "order", "owner", "paid", "part", "pending", "phone", "place", "price", "quantity", "rate", "reason", "record", "reference", "rejected", "route", "sent", "serial", "shelf", "signed", "size", "status", "stored", "street", "sum", "total", "unit", "updated", "value", "weight"]
-)
+_VOCABULARY = """
+amount carrier checked city closed code confirmed count currency date delayed delivered due email
+entry error expected final first found held item label last late line location lot manual matched
+minute missing note number open order owner paid part pending phone place price quantity rate reason
+record reference rejected route sent serial shelf signed size status stored street sum total unit
+updated value weight
+"""
+_WORDS = _VOCABULARY.split()
 
 
 @dataclass
