@@ -226,6 +226,9 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, nargs="+", default=[16, 1], help="default: 16 1")
     parser.add_argument("--sessions", type=int, default=1_000, help="default: 1000")
     arguments = parser.parse_args()
+    fewest = EVICTED_TOKENS // PRIVATE_TOKENS + 1
+    if arguments.sessions < fewest:
+        parser.error(f"--sessions must be at least {fewest}, so that there are {EVICTED_TOKENS:,} tokens to evict")
     rows = list(packing_rows(random.Random(0)))
     for page_size in arguments.page_size:
         draw = random.Random(page_size)
