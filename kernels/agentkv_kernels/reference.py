@@ -1,10 +1,9 @@
 """The reference backend: plain torch throughout, and the oracle of the others.
 
 It gathers the pages a step sees into reused buffers and runs grouped matrix products on them: the query heads
-that share a KV head are the rows of one product, so each key and value is read once for its group. Measured
-on a CPU, two thirds of a decode step are the gather, which runs at memory speed; scaled_dot_product_attention
-on the same gathered pages takes up to twice the time of the whole, and products in fp32 after an upcast
-likewise.
+that share a KV head are the rows of one product, so each key and value is read once for its group. On a CPU half
+or more of a decode step is the gather. bfloat16 is multiplied as it is, because widening what was gathered doubles
+the time of the step; scores are rounded to it once, and the softmax is fp32.
 """
 
 from __future__ import annotations
