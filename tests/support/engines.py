@@ -164,9 +164,9 @@ class Driver:
 
 def _engine(runner: Runner, num_pages: int, options: dict[str, Any]) -> Engine:
     ours = {key: options.pop(key) for key in ("max_num_batched_tokens", "max_num_seqs") if key in options}
-    tokenizer = options.pop("tokenizer", None)
+    tokenizer, strict = options.pop("tokenizer", None), options.pop("strict", True)
     cache = PrefixCache(num_pages, **options)
-    return Engine(runner, Scheduler(cache, **ours), tokenizer, clock=itertools.count().__next__, strict=True)
+    return Engine(runner, Scheduler(cache, **ours), tokenizer, clock=itertools.count().__next__, strict=strict)
 
 
 def hash_driver(*, num_pages: int = 65, page_size: int = 4, vocab_size: int = 64, **options: Any) -> Driver:
