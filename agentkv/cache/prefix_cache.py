@@ -74,7 +74,8 @@ class PrefixCache:
             4 * num_pages if ghost_pages is None else ghost_pages, page_size=page_size, hash_page=hash_page
         )
         self._listener = listener
-        self.kinds = frozenset({"evicted"}) | heard_kinds(listener)
+        self._told_kinds = heard_kinds(listener)
+        self.kinds = frozenset({"evicted"}) | self._told_kinds
         self.tree = RadixTree(page_size=page_size, policy=make_policy(policy), listener=self, hash_page=hash_page)
         self._leases: set[Lease] = set()
         self._peak = 0
@@ -96,7 +97,7 @@ class PrefixCache:
             self._evictions += 1
             self._evicted_pages += len(event.page_ids)
         self.ghosts.on_event(event)
-        if self._listener is not None:
+        if self._listener is not None and event.kind in self._told_kinds:
             try:
                 self._listener.on_event(event)
             except Exception:
@@ -131,26 +132,32 @@ class PrefixCache:
         if whole:
             found = self.tree.match(packed, namespace=namespace, max_tokens=length - 1)
         misses = self._explain(packed, found, whole) if reuse else no_misses() | {"cache_disabled": length}
+        page_ids = array("i", found.page_ids)
         node = self.tree.lock(found)
+        try:
+            held_source = self.tree.lock_page(found.partial) if found.partial is not None else None
+        except BaseException:
+            self._take_back(self.tree.unlock(node))
+            raise
         lease = Lease(
             namespace=namespace,
             node=node,
-            page_ids=array("i", found.page_ids),
-            num_tree_pages=len(found.page_ids),
+            page_ids=page_ids,
+            num_tree_pages=len(page_ids),
             num_tokens=found.num_tokens,
             num_cached_tokens=found.num_tokens,
             misses=misses,
             owner=owner,
+            partial=found.partial,
+            held_source=held_source,
         )
         if found.partial is not None:
-            lease.partial = partial = found.partial
-            lease.held_source = self.tree.lock_page(partial)
+            shared, start = found.partial.num_tokens, 4 * found.num_tokens
             # The destination is known once allocate has a page; page 0, the null page, stands for "none yet".
-            lease.copy = PageCopy(partial.page_id, 0, partial.num_tokens)
-            lease.num_tokens += partial.num_tokens
-            lease.num_cached_tokens += partial.num_tokens
-            start = 4 * found.num_tokens
-            lease.open_tokens += packed[start : start + 4 * partial.num_tokens]
+            lease.copy = PageCopy(found.partial.page_id, 0, shared)
+            lease.num_tokens += shared
+            lease.num_cached_tokens += shared
+            lease.open_tokens += packed[start : start + 4 * shared]
         self._leases.add(lease)
         return lease
 
@@ -184,45 +191,47 @@ class PrefixCache:
     def allocate(self, lease: Lease, seq_len: int) -> array[int]:
         """Give the lease pages for `seq_len` tokens, evicting as needed; returns its page ids, all of them.
 
-        New pages are private to the lease. All or nothing: on OutOfPages nothing was evicted and nothing changed, but
-        for a copy that could not be afforded: where source and destination do not both fit, `lease.copy` becomes None,
-        `num_cached_tokens` drops to whole pages, and the call is tried again without it. Never evicts the lease's own
-        path or copy source. O(pages wanted), and O(log leaves) per leaf evicted.
+        New pages are private to the lease. All or nothing: on OutOfPages nothing was evicted and nothing changed.
+        Where a copy's source and destination do not both fit, and giving up the copy makes room, `lease.copy` becomes
+        None and `num_cached_tokens` drops to whole pages. Never evicts the lease's own path or copy source.
+        O(pages wanted), and O(log leaves) per leaf evicted.
         """
-        assert not lease.released, "a released lease cannot grow"
-        wanted = self.pages_for(seq_len) - len(lease.page_ids)
-        if wanted > 0:
-            try:
-                self._make_room(wanted)
-            except OutOfPages:
-                if lease.copy is None or lease.admitted:
-                    raise
-                if wanted > self.pool.num_free + self.tree.num_evictable_pages + self._freed_by_giving_up(lease):
-                    raise
-                self._give_up_copy(lease)
-                self._make_room(wanted)
-            lease.page_ids.extend(self.pool.allocate(wanted))
-            self._peak = max(self._peak, self.usable_pages - self.pool.num_free)
+        self.allocate_together([(lease, seq_len)])
+        return lease.page_ids
+
+    def allocate_together(self, wanted: Sequence[tuple[Lease, int]]) -> None:
+        """`allocate` for several leases, for all of them or for none: OutOfPages leaves everything as it was."""
+        short = 0
+        for lease, seq_len in wanted:
+            assert not lease.released, "a released lease cannot grow"
+            short += max(0, self.pages_for(seq_len) - len(lease.page_ids))
+        if short > self.pool.num_free:
+            self._make_room(short, [lease for lease, _ in wanted if lease.copy is not None and not lease.admitted])
+        for lease, seq_len in wanted:
+            self._grow(lease, seq_len)
+
+    def _make_room(self, needed: int, optional: list[Lease]) -> None:
+        """Free pages until there are `needed`. The copies of the leases in `optional` may be given up for it."""
+        pool, tree = self.pool, self.tree
+        room = pool.num_free + tree.num_evictable_pages
+        if needed > room:
+            sources = [lease.held_source for lease in optional if lease.held_source is not None]
+            if needed > room + tree.num_pages_freed_by(sources):
+                raise OutOfPages(needed, pool.num_free, tree.num_evictable_pages, tree.num_pinned_pages)
+        while needed > pool.num_free + tree.num_evictable_pages:
+            self._give_up_copy(optional.pop())
+        if needed > pool.num_free:
+            self._take_back(tree.evict(needed - pool.num_free))
+
+    def _grow(self, lease: Lease, seq_len: int) -> None:
+        """Take pages that are free, and tell the tree of the hit if this is the lease's first growth."""
+        lease.page_ids.extend(self.pool.allocate(max(0, self.pages_for(seq_len) - len(lease.page_ids))))
         if lease.copy is not None and lease.copy.destination == 0:
             lease.copy = PageCopy(lease.copy.source, lease.page_ids[lease.num_tree_pages], lease.copy.num_tokens)
         if not lease.admitted:
             lease.admitted = True
             if lease.node is not None:
                 self.tree.record_hit(lease.node, lease.partial if lease.copy else None, owner=lease.owner)
-        return lease.page_ids
-
-    def _make_room(self, wanted: int) -> None:
-        short = wanted - self.pool.num_free
-        if short <= 0:
-            return
-        if short > self.tree.num_evictable_pages:
-            raise OutOfPages(wanted, self.pool.num_free, self.tree.num_evictable_pages, self.tree.num_pinned_pages)
-        self._take_back(self.tree.evict(short))
-
-    def _freed_by_giving_up(self, lease: Lease) -> int:
-        """Evictable pages that only the hold on the copy source keeps from being so."""
-        assert lease.held_source is not None
-        return self.tree.num_pages_freed_by(lease.held_source)
 
     def _give_up_copy(self, lease: Lease) -> None:
         assert lease.copy is not None
@@ -235,8 +244,9 @@ class PrefixCache:
 
     def _drop_source(self, lease: Lease) -> None:
         if lease.held_source is not None:
-            held, lease.held_source = lease.held_source, None
-            self._take_back(self.tree.unlock_page(held))
+            released = self.tree.unlock_page(lease.held_source)
+            lease.held_source = None
+            self._take_back(released)
 
     def _take_back(self, page_ids: Sequence[int]) -> None:
         """Pages that the tree gave up become free."""
@@ -296,17 +306,19 @@ class PrefixCache:
         self._leases.discard(lease)
         self._drop_source(lease)
         private = lease.page_ids[lease.num_tree_pages :]
-        if lease.node is not None:
-            if keep_partial and lease.open_tokens:
-                tail = self.tree.add_tail(lease.node, bytes(lease.open_tokens), private[0])
+        try:
+            if lease.node is not None and keep_partial and lease.open_tokens:
+                tail = self.tree.add_tail(lease.node, bytes(lease.open_tokens), private[0], owner=lease.owner)
                 if tail.added:
                     self.pool.to_tree(private[:1])
-                    private = private[1:]
+                    del private[:1]
                 self._take_back(tail.released)
-            if lease.admitted:
-                self.tree.touch(lease.node)
-            self._take_back(self.tree.unlock(lease.node))
-        if private:
+        finally:
+            # Keeping the tail is a favour to later calls; giving back what is held is owed in any case.
+            if lease.node is not None:
+                if lease.admitted:
+                    self.tree.touch(lease.node)
+                self._take_back(self.tree.unlock(lease.node))
             self.pool.free(private)
 
     def supersede(self, token_ids: TokenIds, start: int, namespace: bytes = b"") -> None:
@@ -322,6 +334,12 @@ class PrefixCache:
     def num_leases(self) -> int:
         """Leases not yet released."""
         return len(self._leases)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose keys and values exist: the tree's, and those in private pages of leases. O(leases)."""
+        private = sum(lease.num_tokens - lease.num_tree_pages * self.page_size for lease in self._leases)
+        return self.tree.num_tokens + private
 
     def counters(self) -> CacheCounters:
         """The books in O(1), from counters kept all along."""

@@ -18,6 +18,7 @@ __all__ = ["check_tree"]
 @dataclass(slots=True)
 class _Recount:
     pages: int = 0
+    tokens: int = 0
     nodes: int = 0
     leaves: int = 0
     locked: int = 0
@@ -102,6 +103,7 @@ def _check_node(tree: RadixTree, node: Node, parent: Node, recount: _Recount) ->
         recount.page_ids.add(page_id)
     recount.nodes += 1
     recount.pages += node.num_pages
+    recount.tokens += len(node.tokens) // 4
     recount.locked += node.num_pages if node.lock_ref else 0
     recount.pinned += node.num_pages if node.pin_ref else 0
     recount.held += node.num_pages if node.is_held else 0
@@ -124,6 +126,7 @@ def _check_leaves(tree: RadixTree, recount: _Recount) -> None:
 def _check_counters(tree: RadixTree, recount: _Recount) -> None:
     kept = {
         "num_pages": (tree.num_pages, recount.pages),
+        "num_tokens": (tree.num_tokens, recount.tokens),
         "num_nodes": (tree.num_nodes, recount.nodes),
         "num_leaves": (tree.num_leaves, recount.leaves),
         "num_locked_pages": (tree.num_locked_pages, recount.locked),

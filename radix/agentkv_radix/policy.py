@@ -14,7 +14,8 @@ class Policy(Protocol):
 
     `key(node)` is computed once when a leaf is filed (it became a leaf, was released, superseded, shortened or
     spared) and frozen until it is filed again; the smallest goes first, equal keys in the order of creation. All keys
-    of one policy must be comparable with each other. Policies read the public fields of a node, may write `priority`
+    of one policy must be comparable with each other. A policy that raises, or whose keys are not, is logged and replaced
+    by LRU for the rest of the tree's life. Policies read the public fields of a node, may write `priority`
     and `expires`, and never call the tree.
 
     Optional, looked for once when the tree is made:

@@ -32,14 +32,15 @@ class Structure:
         self._listener = listener
         self._heard = heard_kinds(listener)
         self._roots: dict[bytes, Node] = {}
-        self._leaves = Leaves(policy.key)
-        self._on_hit = getattr(policy, "on_hit", None)
-        self._on_insert = getattr(policy, "on_insert", None)
-        self._on_evict = getattr(policy, "on_evict", None)
-        self._spare = getattr(policy, "spare", None)
+        self._leaves = Leaves(policy)
+        self._on_hit = self._leaves.hook("on_hit")
+        self._on_insert = self._leaves.hook("on_insert")
+        self._on_evict = self._leaves.hook("on_evict")
+        self._spare = self._leaves.hook("spare")
         self._clock = 0
         self._serial = 0
         self._num_pages = 0
+        self._num_tokens = 0
         self._num_nodes = 0
         self._num_leaves = 0
         self._num_locked = 0
@@ -139,6 +140,7 @@ class Structure:
         self._num_nodes += 1
         self._num_leaves += 1
         self._num_pages += len(page_ids)
+        self._num_tokens += len(tokens) // TOKEN_BYTES
         if owner is not None:
             node.add_owner(owner)
         self._raise_reach(node)
@@ -158,6 +160,7 @@ class Structure:
         self._num_nodes -= 1
         self._num_leaves -= 1
         self._num_pages -= len(node.page_ids)
+        self._num_tokens -= len(node.tokens) // TOKEN_BYTES
         assert parent.children is not None
         if parent.children.count > 1:
             parent.children.remove(node)
@@ -227,6 +230,7 @@ class Structure:
         node.end += len(packed) // TOKEN_BYTES
         node.last_access = self._clock
         self._num_pages += len(page_ids)
+        self._num_tokens += len(packed) // TOKEN_BYTES
         self._num_locked += len(page_ids)
         self._num_held += len(page_ids)
         self._raise_reach(node)
@@ -234,6 +238,7 @@ class Structure:
 
     def _shorten(self, leaf: Node, kept: int) -> None:
         self._num_pages -= leaf.num_pages - kept
+        self._num_tokens -= (leaf.num_pages - kept) * self.page_size
         del leaf.tokens[kept * self._page_bytes :], leaf.page_ids[kept:], leaf.page_hashes[kept:]
         leaf.end = leaf.start + kept * self.page_size
         self._leaves.refile(leaf)

@@ -11,6 +11,7 @@ Model Programs", section 3) for the idea of a radix tree over a KV cache with le
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 from .check import check_tree
@@ -51,6 +52,11 @@ class RadixTree(Structure):
     def num_pages(self) -> int:
         """Pages that the tree owns, tails included."""
         return self._num_pages
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in them."""
+        return self._num_tokens
 
     @property
     def num_evictable_pages(self) -> int:
@@ -159,14 +165,16 @@ class RadixTree(Structure):
         """The path to `node` is in use now, without a new hit: what a call that ran for long says at its end."""
         self._stamp(node)
 
-    def num_pages_freed_by(self, node: Node) -> int:
-        """Pages that would become evictable if one lock on `node` were released. O(nodes on the path)."""
-        freed = 0
-        walk: Node | None = node
-        while walk is not None and walk.parent is not None and walk.lock_ref == 1 and not walk.pin_ref:
-            freed += walk.num_pages
-            walk = walk.parent
-        return freed
+    def num_pages_freed_by(self, nodes: Sequence[Node]) -> int:
+        """Pages that would become evictable if one lock on each of `nodes` were released, a node named as often as it
+        is to lose one. O(nodes on the paths)."""
+        released: Counter[Node] = Counter()
+        for node in nodes:
+            walk: Node | None = node
+            while walk is not None:
+                released[walk] += 1
+                walk = walk.parent
+        return sum(node.num_pages for node, locks in released.items() if node.lock_ref == locks and not node.pin_ref)
 
     def unlock(self, node: Node) -> list[int]:
         """Release one lock that stands on `node`.
