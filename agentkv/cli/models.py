@@ -3,30 +3,62 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from agentkv.cli.check import check_models
+from agentkv.cli.console import console
 from agentkv.errors import ModelNotFound
 from agentkv.models import BUILTIN_MODELS, ModelStore, add_model, ensure_builtin
 from agentkv.models.store import folder_size
 
 __all__ = ["models_app"]
 
-models_app = typer.Typer(help="List the models that a name brings here, and add or remove some.")
+models_app = typer.Typer(
+    help="List the models that a name brings here, add or remove some, and check that one is served exactly."
+)
+
+_EXAMPLES = """
+Examples:
+
+    agentkv models                          # what is here
+
+    agentkv models fetch smollm2-135m
+
+    agentkv models add ~/Downloads/model.gguf --name mine
+
+    agentkv models --check smollm2-135m     # is it served exactly?
+"""
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that `agentkv models` lists.", show_default=False)]
-_WIDTH_OF_A_PIPE = 200
-"""Columns of a table that goes to a file or pipe, where nothing is gained by folding paths."""
 
 
-@models_app.callback(invoke_without_command=True)
-def _models(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
+@models_app.callback(invoke_without_command=True, epilog=_EXAMPLES)
+def _models(
+    context: typer.Context,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Serve this model (a folder, a .gguf file or a name) cold, warm and shared, in fp32 with a few "
+            "hundred tokens, and compare tokens and logits with plain transformers. May be given several times. "
+            "Exit code 1: refused, or not exact.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON instead of a table.")] = False,
+) -> None:
+    if context.invoked_subcommand is not None:
+        if check or as_json:
+            raise typer.BadParameter(f"--check and --json do not go with `{context.invoked_subcommand}`")
+    elif check:
+        check_models(check, as_json=as_json)
+    elif as_json:
+        raise typer.BadParameter("--json goes with --check PATH")
+    else:
         list_models()
 
 
@@ -45,7 +77,7 @@ def list_models() -> None:
             table.add_row(name, "yes", _megabytes(folder_size(folder)), description, str(folder))
         elif builtin is not None:
             table.add_row(name, "no", _megabytes(builtin.wheel_size), description, "fetched when first used")
-    Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE).print(table)
+    console().print(table)
 
 
 @models_app.command("add")

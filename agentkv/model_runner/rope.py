@@ -26,16 +26,27 @@ __all__ = ["FrozenRope", "freeze_rope", "rope_regime"]
 
 @dataclass(slots=True)
 class FrozenRope:
-    """Rotary modules whose forward was replaced; `regime` names the choice, "" where nothing had to be chosen."""
+    """Rotary modules whose forward is replaced; `regime` names the choice, "" where nothing had to be chosen."""
 
     regime: str
-    modules: tuple[nn.Module, ...]
+    replaced: tuple[_ReplacedForward, ...]
 
     def restore(self) -> None:
-        """Give the modules their own forward back."""
-        for module in self.modules:
-            module.__dict__.pop("forward", None)
-        self.modules = ()
+        """Give the modules the forward back that they had. Of several on one model the last made goes first."""
+        for each in self.replaced:
+            if each.former is None:
+                each.module.__dict__.pop("forward", None)
+            else:
+                each.module.forward = each.former
+        self.replaced = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplacedForward:
+    """A module, and the forward that had been set on the object itself; None where it had its class's."""
+
+    module: nn.Module
+    former: Callable[..., Any] | None
 
 
 def freeze_rope(model: PreTrainedModel, context_limit: int, *, always: bool = False) -> FrozenRope:
@@ -44,14 +55,14 @@ def freeze_rope(model: PreTrainedModel, context_limit: int, *, always: bool = Fa
     With always=True for every forward (an oracle on a copy), else for our own alone. Raises ModelRefused for a kind
     that cannot be held. Costs one small copy per rotary module.
     """
-    frozen: list[nn.Module] = []
+    replaced: list[_ReplacedForward] = []
     for module in model.modules():
         kinds = _batch_dependent(module)
         if not kinds:
             continue
+        replaced.append(_ReplacedForward(module, module.__dict__.get("forward")))
         _replace_forward(module, _held(module, kinds, context_limit, type(model).__name__), always)
-        frozen.append(module)
-    return FrozenRope(rope_regime(model, context_limit), tuple(frozen))
+    return FrozenRope(rope_regime(model, context_limit), tuple(replaced))
 
 
 def rope_regime(model: PreTrainedModel, context_limit: int) -> str:

@@ -14,7 +14,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,10 +163,11 @@ def _resolve_hub(text: str, path: Path, store: ModelStore) -> ModelSource:
     raise ModelNotFound(_not_found(text, looked, near))
 
 
-def _not_found(text: str, looked: Iterable[str], near: list[str]) -> str:
-    places = "".join(f"\n    - {place}" for place in looked)
-    hint = f"\nDid you mean {' or '.join(near)}?" if near else ""
-    return f"no model {text!r} was found. Looked for{places}{hint}"
+def _not_found(text: str, looked: Sequence[str], near: list[str]) -> str:
+    """One line, for it is also what the command line prints."""
+    places = f"{', '.join(looked[:-1])} and {looked[-1]}"
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"no model {text!r} was found. {hint}Looked for {places}."
 
 
 def _are(names: list[str]) -> str:

@@ -127,7 +127,7 @@ class HubSource:
             return _load_pretrained(self.name, self.name, options, self.name, self._digest)
         except OSError as error:
             first_line = str(error).partition("\n")[0]
-            raise ModelNotFound(f"{self._not_found}\nThe hub says: {first_line}") from error
+            raise ModelNotFound(f"{self._not_found} The hub says: {first_line}") from error
 
     def _digest(self, model: PreTrainedModel) -> bytes:
         """By file, where the files are in the hub's cache; that they are not is no reason to fail."""

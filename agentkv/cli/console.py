@@ -1,0 +1,29 @@
+"""Where commands print: results on stdout, what is going on right now on stderr and only for a person."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+__all__ = ["console", "progress_line"]
+
+_WIDTH_OF_A_PIPE = 200
+"""Columns of a table that goes to a file or pipe, where nothing is gained by folding."""
+
+
+def console() -> Console:
+    """Stdout: as wide as the terminal, or wide enough for any table where it is a file or a pipe."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """One line with a spinner that says what is being done; gone at the end, and never drawn into a file or pipe."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(text)
