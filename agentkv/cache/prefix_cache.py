@@ -216,7 +216,7 @@ class PrefixCache:
         room = pool.num_free + tree.num_evictable_pages
         if needed > room:
             sources = [lease.held_source for lease in optional if lease.held_source is not None]
-            if needed > room + tree.num_pages_freed_by(sources):
+            if needed > room + tree.num_pages_freed_by(*sources):
                 raise OutOfPages(needed, pool.num_free, tree.num_evictable_pages, tree.num_pinned_pages)
         while needed > pool.num_free + tree.num_evictable_pages:
             self._give_up_copy(optional.pop())
@@ -225,7 +225,10 @@ class PrefixCache:
 
     def _grow(self, lease: Lease, seq_len: int) -> None:
         """Take pages that are free, and tell the tree of the hit if this is the lease's first growth."""
-        lease.page_ids.extend(self.pool.allocate(max(0, self.pages_for(seq_len) - len(lease.page_ids))))
+        missing = self.pages_for(seq_len) - len(lease.page_ids)
+        if missing > 0:
+            lease.page_ids.extend(self.pool.allocate(missing))
+            self._peak = max(self._peak, self.usable_pages - self.pool.num_free)
         if lease.copy is not None and lease.copy.destination == 0:
             lease.copy = PageCopy(lease.copy.source, lease.page_ids[lease.num_tree_pages], lease.copy.num_tokens)
         if not lease.admitted:

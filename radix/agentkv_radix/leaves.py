@@ -1,4 +1,4 @@
-"""The evictable leaves, in the order in which a policy gives them up; and the policy, which may fail and harm nobody."""
+"""The evictable leaves, in the order in which a policy gives them up; where it fails, nobody else is harmed."""
 
 from __future__ import annotations
 

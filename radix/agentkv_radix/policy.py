@@ -14,9 +14,9 @@ class Policy(Protocol):
 
     `key(node)` is computed once when a leaf is filed (it became a leaf, was released, superseded, shortened or
     spared) and frozen until it is filed again; the smallest goes first, equal keys in the order of creation. All keys
-    of one policy must be comparable with each other. A policy that raises, or whose keys are not, is logged and replaced
-    by LRU for the rest of the tree's life. Policies read the public fields of a node, may write `priority`
-    and `expires`, and never call the tree.
+    of one policy must be comparable with each other. Policies read the public fields of a node, may write `priority`
+    and `expires`, and never call the tree. A policy that raises, or whose keys cannot be compared, is logged and gives
+    way to LRU for good.
 
     Optional, looked for once when the tree is made:
     `on_insert(node)`: the node is new. `on_hit(node)`: called for each node of a hit path.

@@ -165,7 +165,7 @@ class RadixTree(Structure):
         """The path to `node` is in use now, without a new hit: what a call that ran for long says at its end."""
         self._stamp(node)
 
-    def num_pages_freed_by(self, nodes: Sequence[Node]) -> int:
+    def num_pages_freed_by(self, *nodes: Node) -> int:
         """Pages that would become evictable if one lock on each of `nodes` were released, a node named as often as it
         is to lose one. O(nodes on the paths)."""
         released: Counter[Node] = Counter()
