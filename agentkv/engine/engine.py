@@ -284,8 +284,12 @@ class Engine:
             if choice.finish_reason is not None:
                 self._end_choice(live, choice, updates)
         for live in parents:
-            if live.call.call_id in self._live:
+            if live.call.call_id not in self._live:
+                continue
+            try:
                 self._branch(live)
+            except Exception as error:
+                self._fail(live, error, updates)
 
     def _is_stem_of_many(self, live: _Live, request_id: int) -> bool:
         return live.call.n > 1 and live.stem is not None and live.stem.request_id == request_id

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentkv.namespaces import namespace_of
-from support.engines import Driver, hash_driver, random_prompt
+from support.engines import Driver, Letters, hash_driver, random_prompt
 
 P = 4
 
@@ -75,14 +75,6 @@ def test_the_last_sampled_token_never_ran_and_is_not_offered_as_cached(max_token
     assert reply.text == Letters().decode(answer if ended_by == "length" else answer[:-1])
     turn = (*prompt, *answer, 1, 2, 3)
     assert expect_cold_answer(driver, turn) == len(prompt) + max_tokens - 1
-
-
-class Letters:
-    """A tokenizer whose every token is one letter."""
-
-    def decode(self, token_ids: object, **_: object) -> str:
-        assert isinstance(token_ids, (list, tuple))
-        return "".join(chr(0x100 + token_id) for token_id in token_ids)
 
 
 @pytest.mark.parametrize("rest", range(P))

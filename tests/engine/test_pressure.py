@@ -10,16 +10,9 @@ import pytest
 
 from agentkv.calls import CallFailed
 from agentkv.errors import OutOfPages
-from support.engines import Driver, hash_driver, random_prompt
+from support.engines import Driver, Letters, hash_driver, random_prompt
 
 P = 4
-
-
-class Letters:
-    """A tokenizer whose every token is one letter."""
-
-    def decode(self, token_ids: Any, **_: Any) -> str:
-        return "".join(chr(0x100 + token_id) for token_id in token_ids)
 
 
 def preemptions(driver: Driver) -> Counter[int]:

@@ -23,7 +23,7 @@ from agentkv.scheduler import Scheduler
 from support.page_contents import HashRunner, RecordingRunner
 from support.tiny_models import VOCAB_SIZE, greedy, tiny_model
 
-__all__ = ["Cold", "Driver", "cold", "hash_driver", "model_driver", "random_prompt"]
+__all__ = ["Cold", "Driver", "Letters", "cold", "hash_driver", "model_driver", "random_prompt"]
 
 Tokens = tuple[int, ...]
 
@@ -32,6 +32,13 @@ def random_prompt(seed: int, length: int, vocab_size: int = VOCAB_SIZE) -> Token
     """Token ids that are the same in each run."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(vocab_size, (length,), generator=generator).tolist())
+
+
+class Letters:
+    """A tokenizer whose every token is one letter."""
+
+    def decode(self, token_ids: Sequence[int], **_: Any) -> str:
+        return "".join(chr(0x100 + token_id) for token_id in token_ids)
 
 
 class Cold:

@@ -7,7 +7,7 @@ prefix than any that was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -95,6 +95,9 @@ class HashRunner:
     def __init__(self, page_size: int, vocab_size: int = 64) -> None:
         self.vocab_size = vocab_size
         self.batches: list[list[PackedSequence]] = []
+        self.reading: Callable[[Tokens], None] = lambda prefix: None
+        """Called with the whole of each sequence before its logits are made; what it raises ends the forward."""
+        self.logits: Callable[[Tokens], Tensor] = lambda prefix: hash_logits(prefix, vocab_size)
         self._contents = PageContents(page_size)
 
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
@@ -107,7 +110,8 @@ class HashRunner:
         rows = []
         for sequence in sequences:
             prefix = self._contents.read(sequence)
-            rows += [hash_logits(prefix[: end + 1], self.vocab_size) for end in positions_with_logits(sequence)]
+            self.reading(prefix)
+            rows += [self.logits(prefix[: end + 1]) for end in positions_with_logits(sequence)]
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab_size)
 
     def greedy(self, prompt_token_ids: Sequence[int], num_tokens: int) -> Tokens:
