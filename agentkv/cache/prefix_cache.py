@@ -316,11 +316,11 @@ class PrefixCache:
                     self.pool.to_tree(private[:1])
                     del private[:1]
                 self._take_back(tail.released)
+            if lease.node is not None and lease.admitted:
+                self.tree.touch(lease.node)
         finally:
-            # Keeping the tail is a favour to later calls; giving back what is held is owed in any case.
+            # What comes before is a favour to later calls; giving back what is held is owed in any case.
             if lease.node is not None:
-                if lease.admitted:
-                    self.tree.touch(lease.node)
                 self._take_back(self.tree.unlock(lease.node))
             self.pool.free(private)
 

@@ -62,6 +62,8 @@ class Request:
     """End of the positions that ever ran or were supplied; what runs again below it is a rerun."""
 
     def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise ValueError("a prompt needs at least one token")
         self.token_ids = list(self.prompt_token_ids)
         self.packed = pack(self.token_ids)
         self.prompt_tokens = len(self.prompt_token_ids)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sortedcontainers import SortedKeyList
 
 from agentkv.cache import Lease, PrefixCache, pack
-from agentkv.errors import OutOfPages
+from agentkv.errors import OutOfPages, RequestError
 
 from .plan import Chunk, Plan, Refusal
 from .request import Request, RequestState
@@ -73,12 +73,14 @@ class Scheduler:
 
     def add(self, *requests: Request) -> None:
         """Queue requests; several at once are one arrival, and if they share a group, one admission."""
-        arrival = next(self._arrivals)
         for request in requests:
             assert request.request_id not in self._requests, f"request {request.request_id} was added twice"
+            self._measure(request)
+        # Nothing below can fail, so all of them are queued or, by a fault above, none.
+        arrival = next(self._arrivals)
+        for request in requests:
             request.arrival = arrival
             self._requests[request.request_id] = request
-            self._measure(request)
             self._waiting.add(request)
 
     def finish(self, request_id: int, *, keep_partial: bool) -> None:
@@ -170,22 +172,25 @@ class Scheduler:
     def _admit(self, draft: _Draft) -> None:
         """Move waiting requests to running while tokens, seats and pages last."""
         latest_admitted = -1
-        failures = 0
-        last_error: OutOfPages | None = None
-        for requests in self._candidates(draft):
-            if draft.budget <= 0 or failures >= _FAILED_ADMISSIONS:
+        failed: list[tuple[Sequence[Request], OutOfPages]] = []
+        for candidates in self._candidates(draft):
+            requests: Sequence[Request] = candidates
+            if draft.budget <= 0 or len(failed) >= _FAILED_ADMISSIONS:
                 break
             goes_first = requests[0].passed_over >= PASSED_OVER_LIMIT
             if len(self._running) + len(requests) > self.max_num_seqs:
-                if goes_first:
+                if len(requests) > self.max_num_seqs:
+                    self._refuse(requests, _too_many(len(requests), self.max_num_seqs), draft)
+                elif goes_first:
                     break
                 continue
             try:
                 if any(self._must_wait(request) for request in requests):
                     continue
+                requests = self._ahead_of_group(requests)
                 leases = self._lease_all(requests)
             except OutOfPages as error:
-                failures, last_error = failures + 1, error
+                failed.append((requests, error))
                 if goes_first:
                     break
             except Exception as error:
@@ -196,9 +201,10 @@ class Scheduler:
                     draft.add(request)
                 latest_admitted = max(latest_admitted, requests[0].arrival)
         self._count_passed_over(latest_admitted)
-        if last_error is not None and not self._running:
-            # Nothing runs, so nothing will free a page: waiting would last for ever.
-            self._refuse(self._unit_of(self._waiting[0]), last_error, draft)
+        if not self._running:
+            # Nothing runs, so nothing will free a page: for those that found no room waiting would last for ever.
+            for unit, out_of_pages in failed:
+                self._refuse(self._unit_of(unit[0]), out_of_pages, draft)
 
     def _unit_of(self, request: Request) -> list[Request]:
         """The waiting requests that can only be admitted together with this one, itself among them."""
@@ -224,30 +230,39 @@ class Scheduler:
             request.num_resident_tokens = self.cache.num_resident_tokens(request.packed, request.namespace)
 
     def _must_wait(self, request: Request) -> bool:
-        """A prefill that runs will soon supply at least a page more of this prompt than the tree can now."""
+        """A request that runs will soon supply at least a page more of this prompt than the tree can now."""
         if not (request.use_cache and request.read_cache):
             return False
         # The oldest were measured for this plan, but what was admitted since may have evicted some of it.
         self._measure(request)
         end = 4 * (request.num_resident_tokens + self.cache.page_size)
-        if end > len(request.packed):
-            return False
-        shared = request.packed[:end]
-        return any(
-            leader.is_prefilling
-            and leader.use_cache
-            and leader.namespace == request.namespace
-            and leader.packed.startswith(shared)
+        return end <= len(request.packed) and any(
+            4 * leader.num_computed_tokens < end and _supplies(leader, request, request.packed[:end])
             for leader in self._running
         )
 
+    def _ahead_of_group(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Those of a unit that are to be admitted now: all, or the first alone where it will supply pages to another.
+
+        The samples of one prompt find it resident. Where it was evicted before there was room for them, each would
+        compute it anew, in pages of its own; so the first goes ahead, and the others follow when it is there again.
+        """
+        size, first = self.cache.page_size, requests[0]
+        for other in requests[1:]:
+            end = 4 * size * (other.num_resident_tokens // size + 1)
+            reads = other.use_cache and other.read_cache and end < len(other.packed)
+            if reads and _supplies(first, other, other.packed[:end]):
+                return requests[:1]
+        return requests
+
     def _lease_all(self, requests: Sequence[Request]) -> list[Lease]:
-        """A lease with pages for the whole prompt for each, or OutOfPages and none."""
+        """A lease with pages for the whole prompt for each, or OutOfPages, and nothing was evicted."""
         leases: list[Lease] = []
         try:
             for request in requests:
-                leases.append(self._lease(request))
-                self.cache.allocate(leases[-1], len(request.token_ids))
+                leases.append(self._lease(request))  # noqa: PERF401 - those made before a fault are to be released
+            lengths = [len(request.token_ids) for request in requests]
+            self.cache.allocate_together(list(zip(leases, lengths, strict=True)))
         except BaseException:
             for lease in leases:
                 self.cache.release(lease, keep_partial=False)
@@ -262,6 +277,7 @@ class Scheduler:
     def _start(self, request: Request, lease: Lease) -> None:
         self._waiting.remove(request)
         request.lease = lease
+        request.group = None
         request.state = RequestState.RUNNING
         request.num_computed_tokens = lease.num_cached_tokens
         if not request.admitted:
@@ -273,7 +289,7 @@ class Scheduler:
 
     def _count_passed_over(self, latest_admitted: int) -> None:
         for request in self._waiting:
-            if request.arrival > latest_admitted:
+            if request.arrival >= latest_admitted:
                 break
             request.passed_over += 1
 
@@ -297,6 +313,17 @@ def _admission_order(requests: tuple[Request, ...]) -> tuple[bool, int, int]:
     first = requests[0]
     starved = first.passed_over >= PASSED_OVER_LIMIT
     return (not starved, 0 if starved else -first.num_resident_tokens, first.arrival)
+
+
+def _supplies(leader: Request, follower: Request, head: bytes) -> bool:
+    """What the leader hands to the tree begins with this head of the follower's prompt, packed."""
+    return leader.use_cache and leader.namespace == follower.namespace and leader.packed.startswith(head)
+
+
+def _too_many(group: int, seats: int) -> RequestError:
+    return RequestError(
+        f"{group} requests are to start together, and max_num_seqs is {seats}: ask for fewer, or allow more"
+    )
 
 
 class _Draft:
