@@ -1,9 +1,5 @@
 """`python -m agentkv` is `agentkv`."""
 
-from __future__ import annotations
+from agentkv.cli import program
 
-import sys
-
-from agentkv.cli import main
-
-sys.exit(main())
+program()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from agentkv.cli.app import app, main
+from agentkv.cli.app import app, main, program
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "program"]

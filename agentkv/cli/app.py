@@ -3,25 +3,27 @@
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | it was asked rightly and could not be done (no network, no memory) |
+| 1 | it was asked rightly and could not be done (no network, no memory), or what was checked is not so |
 | 2 | it was asked wrongly: one line on stderr says what to change |
 | 130 | Ctrl-C |
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.main import get_command
 
 import agentkv
+from agentkv.cli.demo import DEMO_EXAMPLES, demo
 from agentkv.cli.models import models_app
 from agentkv.errors import AgentKVError, CapacityError, DownloadFailed, EngineFailed
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "program"]
 
 # Rightly asked, and not possible here and now. Every other error of ours is for the one who asks to mend.
 _NOT_POSSIBLE_NOW = (CapacityError, DownloadFailed, EngineFailed)
@@ -33,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(models_app, name="models")
+app.command("demo", epilog=DEMO_EXAMPLES)(demo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,6 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(message(), getattr(error, "exit_code", 2))
     return code if isinstance(code, int) else 0
+
+
+def program() -> NoReturn:
+    """The process's own command line, and the end of the process."""
+    code = main()
+    if code == 130:
+        # Taking torch and transformers down in order costs over a second, and whoever pressed Ctrl-C waits for it.
+        # What had to be put away was, while the interrupt went up.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _fail(message: str, code: int) -> int:

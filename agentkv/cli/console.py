@@ -20,10 +20,14 @@ def console() -> Console:
 
 
 @contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
-    """One line with a spinner that says what is being done; gone at the end, and never drawn into a file or pipe."""
-    if not sys.stderr.isatty():
+def progress_line(on: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """One line with a spinner that says what is being done; gone at the end, and never drawn into a file or pipe.
+
+    Drawn on stderr, or on the console that the same command prints on meanwhile, which then keeps the two apart.
+    """
+    where = on if on is not None else Console(stderr=True)
+    if not where.is_terminal:
         yield lambda text: None
         return
-    with Console(stderr=True).status("") as status:
+    with where.status("") as status:
         yield lambda text: status.update(text)

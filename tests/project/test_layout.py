@@ -24,7 +24,7 @@ PACKAGES = {
     "agentkv_kernels": ROOT / "kernels" / "agentkv_kernels",
     "agentkv_radix": ROOT / "radix" / "agentkv_radix",
 }
-WITH_TORCH = {"__main__", "engine", "model_runner", "sampling"}
+WITH_TORCH = {"__main__", "checking", "engine", "model_runner", "sampling"}
 HEAVY = ("numpy", "torch", "transformers")
 
 

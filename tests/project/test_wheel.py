@@ -37,7 +37,7 @@ def test_the_wheel_holds_the_three_packages_the_licence_and_the_command(wheel: P
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         command = next(name for name in names if name.endswith("entry_points.txt"))
-        assert "agentkv = agentkv.cli:main" in archive.read(command).decode()
+        assert "agentkv = agentkv.cli:program" in archive.read(command).decode()
     tops = {name.split("/")[0] for name in names}
     packages = {"agentkv", "agentkv_kernels", "agentkv_radix"}
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
