@@ -55,14 +55,17 @@ def freeze_rope(model: PreTrainedModel, context_limit: int, *, always: bool = Fa
     With always=True for every forward (an oracle on a copy), else for our own alone. Raises ModelRefused for a kind
     that cannot be held. Costs one small copy per rotary module.
     """
-    replaced: list[_ReplacedForward] = []
-    for module in model.modules():
-        kinds = _batch_dependent(module)
-        if not kinds:
-            continue
-        replaced.append(_ReplacedForward(module, module.__dict__.get("forward")))
-        _replace_forward(module, _held(module, kinds, context_limit, type(model).__name__), always)
-    return FrozenRope(rope_regime(model, context_limit), tuple(replaced))
+    regime = rope_regime(model, context_limit)
+    # All copies are made before the first forward is replaced: a kind that cannot be held leaves nothing behind.
+    held = [
+        (module, _held(module, kinds, context_limit, type(model).__name__))
+        for module in model.modules()
+        if (kinds := _batch_dependent(module))
+    ]
+    replaced = tuple(_ReplacedForward(module, module.__dict__.get("forward")) for module, _ in held)
+    for module, copied in held:
+        _replace_forward(module, copied, always)
+    return FrozenRope(regime, replaced)
 
 
 def rope_regime(model: PreTrainedModel, context_limit: int) -> str:
