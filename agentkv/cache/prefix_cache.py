@@ -307,10 +307,12 @@ class PrefixCache:
             return
         lease.released = True
         self._leases.discard(lease)
+        # Until the first commit the open tokens are promised by a copy that has not been made: no slot holds them.
+        has_tail = bool(lease.open_tokens) and lease.held_source is None
         self._drop_source(lease)
         private = lease.page_ids[lease.num_tree_pages :]
         try:
-            if lease.node is not None and keep_partial and lease.open_tokens:
+            if lease.node is not None and keep_partial and has_tail:
                 tail = self.tree.add_tail(lease.node, bytes(lease.open_tokens), private[0], owner=lease.owner)
                 if tail.added:
                     self.pool.to_tree(private[:1])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from agentkv.cache import Lease, PageCopy, PrefixCache
 from agentkv.scheduler import Chunk, Plan, Request, Scheduler
 
-__all__ = ["FakeEngine", "Memory", "next_token", "undisturbed"]
+__all__ = ["FakeEngine", "Memory", "next_token", "undisturbed", "values_of"]
 
 VOCABULARY = 4
 """Few tokens, so that texts meet again."""
