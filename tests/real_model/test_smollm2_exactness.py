@@ -183,11 +183,16 @@ def test_after_a_preemption(runner: ModelRunner, prompts: list[list[int]], expec
         driver.step()
     cache, greed = driver.engine.cache, []
     requests = [driver.engine.scheduler.get(request_id) for request_id in range(len(prompts))]
-    while not all(request.num_preemptions for request in requests if request is not None):
+
+    def take_everything() -> None:
         counters = cache.counters()
         greed.append(cache.private_lease(0))
         cache.allocate(greed[-1], (counters.free + counters.cached) * P)
+
+    while not all(request.num_preemptions for request in requests if request is not None):
+        take_everything()
         driver.step()
+    take_everything()
     for lease in greed:
         cache.release(lease, keep_partial=False)
     driver.run()
