@@ -31,9 +31,7 @@ async def main() -> None:
                 await runtime.generate(prompt(worker), name=worker, max_tokens=1)
             reply = await runtime.generate(prompt("plan"), name="planner", max_tokens=1)
             name = policy if isinstance(policy, str) else type(policy).__name__
-            print(
-                f"{name}: {reply.usage.cached_tokens} of {reply.usage.prompt_tokens} tokens of the plan were still there"
-            )
+            print(f"{name}: {reply.usage.cached_tokens} of {reply.usage.prompt_tokens} tokens of the plan still cached")
 
 
 asyncio.run(main())

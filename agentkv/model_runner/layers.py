@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from agentkv.errors import ModelRefused
@@ -39,6 +42,25 @@ class _Recorder:
         return zeros_like_output(call)
 
 
+class _UnreadWeights(TorchFunctionMode):
+    """Within it a linear layer answers zeros of the right shape, without reading its weights.
+
+    They are mapped from disk and not in memory yet; what is asked of attention here depends on no value.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is nn.functional.linear and len(args) >= 2:
+            inputs, weight = args[0], args[1]
+            return inputs.new_zeros(*inputs.shape[:-1], weight.shape[0])
+        return func(*args, **(kwargs or {}))
+
+
 def text_config(model: PreTrainedModel) -> object:
     """The part of the config that describes the text decoder."""
     return model.config.get_text_config(decoder=True)
@@ -47,11 +69,11 @@ def text_config(model: PreTrainedModel) -> object:
 def discover_layers(model: PreTrainedModel) -> AttentionLayers:
     """Run one token through a switched model and note what each attention layer asked for.
 
-    Costs one decode step. Raises ModelRefused where some layer keeps a state that is not keys and values.
+    Costs less than a decode step, for the weights of linear layers are not read. Raises ModelRefused where some layer keeps a state that is not keys and values.
     """
     recorder = _Recorder()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    with torch.inference_mode(), handling(recorder):
+    with torch.inference_mode(), _UnreadWeights(), handling(recorder):
         model(input_ids=token, position_ids=torch.zeros_like(token), use_cache=False)
     name = type(model).__name__
     expected = getattr(text_config(model), "num_hidden_layers", None)

@@ -45,6 +45,16 @@ def open_engine(
 
     Between its stages it asks whether it is still wanted, and ends with RuntimeClosed where it is not.
     """
+    from agentkv.models.quiet import paused_garbage_collection
+
+    # Not of the loading alone: transformers imports most of itself when the modules below first ask for it.
+    with paused_garbage_collection():
+        return _open(config, cancelled, tell)
+
+
+def _open(
+    config: RuntimeConfig, cancelled: Callable[[], bool], tell: Callable[[Opened], None]
+) -> tuple[Engine, Callable[[], None]]:
     import torch
     import transformers  # noqa: F401  # imported here so that its own time is not taken for the model's
 
