@@ -69,7 +69,7 @@ class Worker:
         self.ready: Future[Engine] = Future()
         """Done when the engine can take calls, or when opening it failed."""
         self.snapshot: Snapshot | None = None
-        """As of the end of the last step; None before the engine is ready."""
+        """As of the end of the last step, abort or question; None before the engine is ready."""
         self._thread = threading.Thread(target=self._run, name="agentkv-engine", daemon=True)
 
     def start(self) -> None:
@@ -119,9 +119,13 @@ class Worker:
 
         def run(engine: Engine) -> None:
             try:
-                answer.set_result(question(engine))
+                found = question(engine)
             except BaseException as error:
                 answer.set_exception(error)
+            else:
+                # Whoever learns that his call is gone must not read figures in which it still runs.
+                self.snapshot = engine.snapshot()
+                answer.set_result(found)
 
         try:
             self._post(_Command(run, answer.set_exception))

@@ -75,6 +75,13 @@ class RuntimeConfig:
         ):
             _at_least(name, getattr(self, name), 1, optional=name in ("threads", "context_limit"))
         _at_least("num_pages", self.num_pages, 2, optional=True)
+        for name in ("adapter", "revision", "chat_template", "backend"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} must be a str or None, got {value!r}")
+        for name in ("trust_remote_code", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.num_pages is not None and self.memory is not None:
             raise ConfigError("num_pages= and memory= both size the pool; give one of them")
         if self.memory is not None:

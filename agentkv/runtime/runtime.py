@@ -7,15 +7,15 @@ import itertools
 import threading
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
 from agentkv.calls import Call
-from agentkv.errors import ConfigError, ContextOverflow, PromptTooLarge, RuntimeClosed
+from agentkv.errors import ConfigError, RuntimeClosed
 from agentkv.namespaces import namespace_of
 from agentkv.policies import Policy
 from agentkv.reply import Reply
@@ -27,12 +27,15 @@ from .admission import Gate, Rate, RateLimits
 from .bridge import Mailbox, await_result
 from .config import RuntimeConfig
 from .opening import Opened, open_engine
+from .options import check_options, refuse_tools, with_max_tokens
 from .prompt import Prompt
 from .stream import Stream, Submitted
 
+if TYPE_CHECKING:
+    from agentkv.engine import Engine
+
 __all__ = ["Runtime"]
 
-_DEFAULT_MAX_TOKENS = 1024
 _INLINE_CHARACTERS = 2_000
 """Prompts shorter than this are encoded on the event loop, which costs less than a change of thread."""
 
@@ -117,6 +120,8 @@ class Runtime:
         self._call_ids = itertools.count()
         self._lock = threading.Lock()
         self._worker: Worker | None = None
+        self._given_up: list[Worker] = []
+        """Workers whose start was cancelled; their threads may still hold the model for a moment."""
         self._starting = 0
         self._opened: Opened | None = None
         self._closed = False
@@ -132,7 +137,7 @@ class Runtime:
             if self._closed:
                 raise RuntimeClosed("this Runtime is closed; open a new one")
             if self._worker is None:
-                self._worker = Worker(lambda cancelled: open_engine(self._config, cancelled, self._tell))
+                self._worker = Worker(self._open)
                 self._worker.start()
             worker = self._worker
             self._starting += 1
@@ -143,6 +148,7 @@ class Runtime:
                 if self._starting == 1 and not worker.ready.done():
                     worker.close()
                     self._worker = None
+                    self._given_up.append(worker)
             raise
         except BaseException:
             with self._lock:
@@ -152,6 +158,14 @@ class Runtime:
         finally:
             with self._lock:
                 self._starting -= 1
+
+    def _open(self, cancelled: Callable[[], bool]) -> tuple[Engine, Callable[[], None]]:
+        """On the engine's thread: open it once whoever was given up before has let go of the model."""
+        with self._lock:
+            former = list(self._given_up)
+        for worker in former:
+            worker.join()
+        return open_engine(self._config, cancelled, self._tell)
 
     def _tell(self, opened: Opened) -> None:
         self._opened = opened
@@ -163,8 +177,8 @@ class Runtime:
         """
         with self._lock:
             self._closed = True
-            worker = self._worker
-        if worker is not None:
+            workers = [*self._given_up, *([] if self._worker is None else [self._worker])]
+        for worker in workers:
             worker.close()
             await asyncio.to_thread(worker.join)
 
@@ -177,7 +191,10 @@ class Runtime:
 
     async def warmup(self) -> None:
         """Run a few tokens, so that the first call does not pay for what torch sets up at its first forward."""
-        await self.generate([0] * 8, max_tokens=2, cache=False, ignore_eos=True)
+        await self.start()
+        tokens = min(8, self.context_limit - 2)
+        if tokens > 0:
+            await self.generate([0] * tokens, max_tokens=2, cache=False, ignore_eos=True)
 
     # -- what is served -----------------------------------------------------------------------------------------
 
@@ -198,11 +215,13 @@ class Runtime:
 
     def count_tokens(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> int:
         """Tokens of a prompt as `generate` would send it. Known once started."""
-        _refuse_tools(tools, "auto")
+        refuse_tools(tools, "auto")
         return len(self._ready().encoder.encode(prompt))
 
     def report(self, *, since: Report | None = None) -> Report:
-        """Figures as of the end of the last step, of all that happened or of what came after an earlier report."""
+        """Figures as of the last step or abort, of all that happened or of what came after an earlier report."""
+        if since is not None and not isinstance(since, Report):
+            raise TypeError(f"since must be an earlier report of this Runtime, got {type(since).__name__}")
         snapshot = self._serving().snapshot
         assert snapshot is not None, "a started engine has a snapshot"
         return Report(self._ready().name, snapshot, since.snapshot if since is not None else None)
@@ -266,7 +285,12 @@ class Runtime:
         **sampling: Any,
     ) -> Stream:
         """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
-        _refuse_tools(tools, tool_choice)
+        refuse_tools(tools, tool_choice)
+        check_options(cache=cache, cache_salt=cache_salt, name=name, tags=tags)
+        if chat_template_kwargs and (isinstance(prompt, str) or not _is_messages(prompt)):
+            raise ValueError(
+                "chat_template_kwargs go to the chat template, which only a list of messages passes through"
+            )
         params = SamplingParams.from_kwargs(**sampling)
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"n must be an int of at least 1, got {n!r}")
@@ -282,7 +306,7 @@ class Runtime:
             call = Call(
                 call_id=next(self._call_ids),
                 prompt_token_ids=token_ids,
-                params=_with_max_tokens(params, len(token_ids), n, opened),
+                params=with_max_tokens(params, len(token_ids), n, opened),
                 seed=params.seed if params.seed is not None else self._derived_seed(token_ids, name),
                 n=n,
                 namespace=namespace_of(opened.fingerprint, adapter=opened.adapter, salt=cache_salt),
@@ -331,31 +355,13 @@ class Runtime:
 async def _encode(opened: Opened, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None) -> tuple[int, ...]:
     if isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS:
         return await asyncio.to_thread(opened.encoder.encode, prompt)
-    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+    if _is_messages(prompt):
         return await asyncio.to_thread(opened.encoder.encode, prompt, chat_template_kwargs)
     return opened.encoder.encode(prompt, chat_template_kwargs)
 
 
-def _with_max_tokens(params: SamplingParams, prompt_tokens: int, n: int, opened: Opened) -> SamplingParams:
-    """The parameters with max_tokens set, or ContextOverflow or PromptTooLarge with the numbers."""
-    context_left = opened.context_limit - prompt_tokens
-    pool_left = opened.usable_pages * opened.page_size - prompt_tokens
-    max_tokens = params.max_tokens
-    if max_tokens is None:
-        max_tokens = max(1, min(_DEFAULT_MAX_TOKENS, context_left, pool_left))
-    if max_tokens > context_left:
-        raise ContextOverflow(prompt_tokens, max_tokens, opened.context_limit)
-    # The n answers share the prompt's whole pages and each goes on in pages of its own.
-    shared = prompt_tokens // opened.page_size if n > 1 else 0
-    each = -(-(prompt_tokens + max_tokens) // opened.page_size) - shared
-    if shared + n * each > opened.usable_pages:
-        raise PromptTooLarge(shared + n * each, opened.usable_pages, opened.page_size)
-    return SamplingParams.from_kwargs(params, max_tokens=max_tokens)
-
-
-def _refuse_tools(tools: Sequence[Any], tool_choice: str) -> None:
-    if tools or tool_choice != "auto":
-        raise ConfigError("tools= and tool_choice= come with a later version of agentkv; leave them out")
+def _is_messages(prompt: Prompt) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _read_template(path: Path) -> str:

@@ -44,8 +44,6 @@ class Stream:
     """
 
     def __init__(self, submit: Callable[[], Awaitable[Submitted]], n: int, timeout: float | None) -> None:
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
         self._submit = submit
         self._n = n
         self._timeout = timeout
@@ -55,6 +53,11 @@ class Stream:
         self._replies: dict[int, Reply] = {}
         self._ended = False
         self._error: BaseException | None = None
+        if timeout is not None:
+            if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+                raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
+            if not timeout > 0:
+                raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -117,9 +120,16 @@ class Stream:
         if self._submitted is None:
             if self._timeout is not None:
                 self._deadline = asyncio.get_running_loop().time() + self._timeout
+            deadline = asyncio.timeout_at(self._deadline)
             try:
-                async with asyncio.timeout_at(self._deadline):
+                async with deadline:
                     self._submitted = await self._submit()
+            except TimeoutError as error:
+                if not deadline.expired():
+                    self._fail(error)
+                    raise
+                self._fail(self._timed_out())
+                raise self._timed_out() from None
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -132,14 +142,16 @@ class Stream:
             async with asyncio.timeout_at(self._deadline):
                 updates = await submitted.mailbox.take()
         except TimeoutError:
-            error = TimeoutError(f"no complete answer within {self._timeout} s")
             await self._abort()
-            self._fail(error)
-            raise error from None
+            self._fail(self._timed_out())
+            raise self._timed_out() from None
         except BaseException:
             await self._abort()
             raise
         self._take(updates)
+
+    def _timed_out(self) -> TimeoutError:
+        return TimeoutError(f"no complete answer within {self._timeout} s")
 
     async def _abort(self) -> None:
         """Nothing of the call is left in the engine afterwards."""

@@ -1,0 +1,287 @@
+"""Start, close, and everything that can go wrong in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from agentkv import ConfigError, EngineFailed, ModelError, Reply, Runtime, RuntimeClosed
+from agentkv.models import resolve
+from support.engines import cold, random_prompt
+from support.runtimes import gated, serving
+from support.tiny_models import tiny_model
+
+PROMPT = list(random_prompt(1, 11))
+SMALL: dict[str, Any] = {"page_size": 4, "num_pages": 65, "context_limit": 128, "strict": True}
+
+
+async def ask(runtime: Runtime, num_tokens: int = 3, prompt: list[int] = PROMPT) -> tuple[int, ...]:
+    reply = await runtime.generate(prompt, max_tokens=num_tokens)
+    assert isinstance(reply, Reply)
+    return reply.token_ids
+
+
+EXPECTED = cold("llama").answer(PROMPT, 3)
+
+
+def test_the_constructor_imports_no_torch_and_looks_for_no_model() -> None:
+    program = """
+import sys, agentkv
+runtime = agentkv.Runtime("no/such-model", policy="lfu", memory="1GiB")
+assert not {"torch", "transformers", "numpy"} & set(sys.modules), "imported too early"
+"""
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=path)
+
+
+async def test_a_first_call_starts_the_runtime_and_many_at_once_start_it_once() -> None:
+    runtime = Runtime(tiny_model("llama"), **SMALL)
+    for unknown in ("tokenizer", "context_limit", "ready_seconds"):
+        with pytest.raises(RuntimeError, match="has not been started"):
+            getattr(runtime, unknown)
+    with pytest.raises(RuntimeError, match="has not been started"):
+        runtime.report()
+    answers = await asyncio.gather(*(ask(runtime) for _ in range(5)))
+    assert answers == [EXPECTED] * 5
+    await runtime.start()
+    assert runtime.context_limit == 128
+    assert runtime.tokenizer is None
+    assert runtime.ready_seconds > 0
+    await runtime.close()
+
+
+class Slow:
+    """A model source that stands still while it loads, until it is let go."""
+
+    name = "slow"
+
+    def __init__(self, model: Any) -> None:
+        self._inner = resolve(model)
+        self.loading, self.may_load = threading.Event(), threading.Event()
+        self.loads = 0
+
+    def load(self, options: Any) -> Any:
+        self.loads += 1
+        loaded = self._inner.load(options)
+        self.loading.set()
+        assert self.may_load.wait(60)
+        return loaded
+
+
+async def test_a_start_cancelled_while_it_loads_is_given_up_and_a_later_one_begins_anew_on_the_same_object() -> None:
+    model = tiny_model("llama").train()
+    slow = Slow(model)
+    runtime = Runtime(slow, **SMALL)
+    first = asyncio.create_task(runtime.start())
+    await asyncio.to_thread(slow.loading.wait, 60)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    again = asyncio.create_task(ask(runtime))
+    slow.may_load.set()
+    assert await again == EXPECTED
+    assert slow.loads == 2
+    await runtime.close()
+    assert model.training, "the one that was given up had let go before the other looked at the model"
+
+
+async def test_one_of_two_that_wait_for_the_start_may_leave_without_taking_it_from_the_other() -> None:
+    slow = Slow(tiny_model("llama"))
+    runtime = Runtime(slow, **SMALL)
+    leaving, staying = asyncio.create_task(runtime.start()), asyncio.create_task(ask(runtime))
+    await asyncio.to_thread(slow.loading.wait, 60)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    slow.may_load.set()
+    assert await staying == EXPECTED
+    assert slow.loads == 1
+    await runtime.close()
+
+
+async def test_closed_while_it_loads_the_start_ends_with_runtime_closed_and_the_model_is_given_back() -> None:
+    model = tiny_model("llama").train()
+    slow = Slow(model)
+    runtime = Runtime(slow, **SMALL)
+    starting = asyncio.create_task(runtime.start())
+    await asyncio.to_thread(slow.loading.wait, 60)
+    closing = asyncio.create_task(runtime.close())
+    await asyncio.sleep(0)
+    slow.may_load.set()
+    await closing
+    with pytest.raises(RuntimeClosed):
+        await starting
+    assert model.training
+
+
+async def test_a_start_that_fails_raises_for_everybody_who_waits_and_may_be_tried_again() -> None:
+    class Failing(Slow):
+        def load(self, options: Any) -> Any:
+            if self.loads == 0:
+                self.loads += 1
+                raise ModelError("no model today")
+            return super().load(options)
+
+    source = Failing(tiny_model("llama"))
+    source.may_load.set()
+    runtime = Runtime(source, **SMALL)
+    failed = await asyncio.gather(ask(runtime), runtime.start(), return_exceptions=True)
+    assert [str(error) for error in failed] == ["no model today"] * 2
+    assert await ask(runtime) == EXPECTED
+    await runtime.close()
+
+
+async def test_closing_ends_calls_that_run_wait_or_stream_and_later_ones_and_is_harmless_twice() -> None:
+    model = tiny_model("llama")
+    with gated(model) as gate:
+        runtime = Runtime(model, max_num_seqs=1, max_queue=1, **SMALL)
+        await runtime.start()
+        gate.close()
+        # One runs, the next waits in the engine, the others wait for a place in the queue.
+        calls = [asyncio.create_task(ask(runtime, 50)) for _ in range(5)]
+        await asyncio.to_thread(gate.arrived.wait, 60)
+        stream = runtime.stream(PROMPT)
+        waiting = asyncio.create_task(stream.reply())
+        await asyncio.sleep(0)
+        closing = [asyncio.create_task(runtime.close()) for _ in range(2)]
+        await asyncio.sleep(0)
+        gate.open()
+        results = await asyncio.gather(*calls, waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [RuntimeClosed] * 6
+        await asyncio.gather(*closing)
+        await runtime.close()
+        for late in (ask(runtime), runtime.start(), runtime.warmup()):
+            with pytest.raises(RuntimeClosed, match="open a new one"):
+                await late
+        with pytest.raises(RuntimeClosed):
+            runtime.check()
+    async with serving(model) as fresh:
+        assert await ask(fresh) == EXPECTED
+
+
+async def test_close_before_start_and_without_any_call() -> None:
+    runtime = Runtime(tiny_model("llama"), **SMALL)
+    await runtime.close()
+    with pytest.raises(RuntimeClosed):
+        await runtime.start()
+
+
+async def test_when_the_engine_dies_each_waiting_and_later_call_raises_from_the_cause_and_close_returns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = tiny_model("llama")
+    cause = SystemExit("of this the engine dies")
+    with gated(model) as gate:
+        runtime = Runtime(model, max_num_seqs=1, max_queue=1, **SMALL)
+        await runtime.start()
+        gate.close()
+        calls = [asyncio.create_task(ask(runtime, 50)) for _ in range(4)]
+        await asyncio.to_thread(gate.arrived.wait, 60)
+        gate.error = cause
+        with caplog.at_level(logging.ERROR, logger="agentkv"):
+            gate.open()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            assert isinstance(result, EngineFailed)
+            assert result.__cause__ is cause
+            assert "of this the engine dies" in str(result)
+        gate.error = None
+        with pytest.raises(EngineFailed, match="of this the engine dies"):
+            await ask(runtime)
+        with pytest.raises(EngineFailed):
+            runtime.check()
+        await asyncio.wait_for(runtime.close(), 60)
+    assert "the engine's thread died" in caplog.text
+    async with serving(model) as fresh:
+        assert await ask(fresh) == EXPECTED
+
+
+async def test_warming_up_leaves_nothing_in_the_cache_also_where_the_context_is_tiny() -> None:
+    for limit in (2, 3, 128):
+        async with serving(tiny_model("llama"), context_limit=limit) as runtime:
+            await runtime.warmup()
+            assert runtime.report().to_dict()["pages"]["cached"] == 0
+
+
+async def test_nothing_is_printed_and_the_logger_is_agentkv(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with serving(tiny_model("qwen3")) as runtime:
+            await runtime.warmup()
+            await ask(runtime)
+            with pytest.raises(ValueError, match="empty"):
+                await runtime.generate([])
+    assert tuple(capfd.readouterr()) == ("", "")
+    ours = [record for record in caplog.records if record.name.startswith("agentkv")]
+    assert {record.name for record in ours} == {"agentkv"}
+    assert any("pool of 512 tokens in 128 pages of 4" in record.getMessage() for record in ours)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"page_size": 0}, "page_size must be an int of at least 1, got 0"),
+    ({"page_size": 1.5}, "page_size must be an int of at least 1, got 1.5"),
+    ({"page_size": True}, "page_size must be an int"),
+    ({"num_pages": 1}, "num_pages must be an int of at least 2, got 1"),
+    ({"num_pages": 9, "memory": "1GiB"}, "both size the pool; give one of them"),
+    ({"memory": "much"}, 'memory must be bytes or text like "4GiB"'),
+    ({"memory": 0}, "memory must be at least 1 byte"),
+    ({"memory": True}, "memory must be bytes"),
+    ({"threads": 0}, "threads must be an int of at least 1"),
+    ({"context_limit": -5}, "context_limit must be an int of at least 1"),
+    ({"max_num_seqs": 0}, "max_num_seqs must be an int of at least 1"),
+    ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "must be at least max_num_seqs"),
+    ({"max_queue": 0}, "max_queue must be an int of at least 1"),
+    ({"on_full": "drop"}, 'on_full must be "wait" or "raise", got \'drop\''),
+    ({"rate_limit": 5}, "rate_limit must be a Rate"),
+    ({"policy": "fifo"}, "unknown policy 'fifo'; known: lfu, lru, superseded-first"),
+    ({"policy": object()}, "a policy is a name or an object with key"),
+    ({"seed": "x"}, "seed must be an int"),
+    ({"listener": print}, "listener must have a method on_event"),
+    ({"strict": "yes"}, "strict must be True or False, got 'yes'"),
+    ({"trust_remote_code": 1}, "trust_remote_code must be True or False"),
+    ({"adapter": 5}, "adapter must be a str or None"),
+    ({"chat_template": 5}, "chat_template must be a str"),
+    ({"backend": 5}, "backend must be a str or None"),
+    ({"weights": "int4"}, "weights=: low-bit weights comes with a later version"),
+    ({"kv_dtype": "int8"}, "kv_dtype=: .* comes with a later version"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: "" if isinstance(value, str) else str(value))
+def test_a_wrong_option_is_named_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Runtime("smollm2-135m", **options)
+
+
+def test_an_unknown_option_is_an_error() -> None:
+    with pytest.raises(TypeError, match="page_sise"):
+        Runtime("smollm2-135m", page_sise=16)  # type: ignore[call-arg]
+
+
+def test_a_chat_template_that_cannot_be_read_is_named(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.jinja cannot be read"):
+        Runtime("smollm2-135m", chat_template=tmp_path / "missing.jinja")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_limit": 5000}, "context_limit=5000 is longer than the 1024 positions"),
+        ({"backend": "abacus"}, "no backend is named 'abacus'; known are"),
+        ({"dtype": "bfloat16"}, "a model object keeps its own"),
+        ({"memory": 10, "num_pages": None}, "at least two pages"),
+        ({"revision": "main"}, "does not go with a loaded model object"),
+    ],
+    ids=str,
+)
+async def test_what_only_the_model_can_tell_is_told_at_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await Runtime(tiny_model("llama"), **{**SMALL, **options}).start()
