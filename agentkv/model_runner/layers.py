@@ -69,7 +69,8 @@ def text_config(model: PreTrainedModel) -> object:
 def discover_layers(model: PreTrainedModel) -> AttentionLayers:
     """Run one token through a switched model and note what each attention layer asked for.
 
-    Costs less than a decode step, for the weights of linear layers are not read. Raises ModelRefused where some layer keeps a state that is not keys and values.
+    Costs less than a decode step, for the weights of linear layers are not read. Raises ModelRefused where some layer
+    keeps a state that is not keys and values.
     """
     recorder = _Recorder()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
