@@ -39,6 +39,12 @@ class CacheMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, len(self.made.leases[parent])))
         self.made.lookup(self.made.leases[parent][:cut] + more, parent.namespace)
 
+    @precondition(lambda self: self.made.past)
+    @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    def next_turn(self, data, more):
+        namespace, held = data.draw(st.sampled_from(self.made.past))
+        self.made.lookup([*held, *more], namespace)
+
     @precondition(lambda self: self.made.leases)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=3))
     def grow(self, data, more):
@@ -102,7 +108,10 @@ def test_two_thousand_random_steps_keep_the_cache_equal_to_the_dicts(page_size, 
 
 def random_step(made: CacheUnderTest, draw: random.Random) -> None:
     what = draw.random()
-    if len(made.leases) < 4 and what < 0.4:
+    if len(made.leases) < 4 and what < 0.2 and made.past:
+        namespace, held = draw.choice(made.past)
+        made.lookup([*held, *draw.choices((0, 1), k=draw.randint(1, 3))], namespace)
+    elif len(made.leases) < 4 and what < 0.4:
         known = [prefix for _, prefix in made.witness.ever] or [()]
         head = draw.choice(known)
         made.lookup([*head[: draw.randint(0, len(head))], *draw.choices((0, 1), k=draw.randint(1, 9))])
@@ -111,7 +120,7 @@ def random_step(made: CacheUnderTest, draw: random.Random) -> None:
     else:
         lease = draw.choice(list(made.leases))
         tokens = made.leases[lease]
-        if what < 0.75:
+        if what < 0.65 and len(tokens) < 20:
             if lease.num_tokens == len(tokens):
                 tokens.append(draw.randint(0, 1))
             if made.allocate(lease, len(tokens)):

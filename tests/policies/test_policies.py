@@ -100,6 +100,17 @@ def test_lru_takes_the_least_recently_used():
     assert order_of_leaving(cache, PROMPTS) == ["c", "a", "b"]
 
 
+def test_a_call_that_ran_for_long_leaves_its_path_as_young_as_its_end():
+    cache = PrefixCache(20, page_size=2, policy="lru")
+    prompts = {"long": [1, 1, 2, 2], "short": [3, 3]}
+    running = cache.lookup(prompts["long"])
+    cache.allocate(running, 4)
+    cache.commit(running, prompts["long"])
+    serve(cache, prompts["short"])
+    cache.release(running, keep_partial=True)
+    assert order_of_leaving(cache, prompts) == ["short", "long"]
+
+
 def test_lfu_takes_the_least_often_hit_and_the_older_of_equals():
     cache = PrefixCache(10, page_size=2, policy="lfu")
     for name in "abc":

@@ -95,6 +95,33 @@ def test_a_big_request_that_was_passed_over_gets_the_room_that_smaller_ones_woul
     assert engine.requests[big].admitted, "the big request starves"
 
 
+def test_a_group_that_was_passed_over_gets_the_seats_that_single_requests_would_take():
+    """Three seats that come free one after another, never two at once, and somebody always waits for the next."""
+    engine = FakeEngine(100, page_size=4, max_num_seqs=3, recount=False)
+    for first in range(3):
+        engine.submit([first, first], max_tokens=3 + first)
+    engine.step()
+    group = engine.submit_group([[*tokens(3, 2), 60 + child] for child in range(3)])
+    for newest in range(300):
+        while engine.scheduler.num_waiting < 6:
+            engine.submit([100 + newest, engine.scheduler.num_waiting], max_tokens=3)
+        engine.step()
+        if engine.requests[group[0]].admitted:
+            break
+    assert all(engine.requests[member].admitted for member in group), "the group starves"
+
+
+def test_a_preempted_request_goes_on_from_the_pages_of_its_own_answer():
+    engine = FakeEngine(12, page_size=2, max_num_seqs=2)
+    engine.submit(tokens(5, 1), max_tokens=11)
+    victim = engine.submit(tokens(3, 2), max_tokens=14)
+    engine.run()
+    engine.check_outputs()
+    request = engine.requests[victim]
+    assert request.num_preemptions == 1
+    assert 0 < request.rerun_tokens < 5, "all but what the other took was to be found again"
+
+
 def test_preemption_takes_the_latest_arrival_and_keeps_its_place():
     engine = FakeEngine(9, page_size=2, max_num_seqs=3)
     first, second, third = (engine.submit(tokens(5, seed), max_tokens=8) for seed in (1, 2, 3))

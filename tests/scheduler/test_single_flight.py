@@ -67,6 +67,34 @@ def test_whole_pages_of_a_shared_prompt_run_once_however_chunks_fall(page_size, 
     assert all(times <= children for times in engine.times_run(b"", prefix))
 
 
+@pytest.mark.parametrize("page_size", [2, 3, 6])
+def test_a_leader_whose_last_token_completes_the_page_still_leads(page_size):
+    engine = FakeEngine(60, page_size=page_size, max_num_batched_tokens=5, max_num_seqs=4)
+    engine.submit(PREFIX[:6], max_tokens=3)
+    engine.step()
+    engine.submit([*PREFIX[:6], 10])
+    engine.run()
+    engine.check_outputs()
+    assert engine.times_run(b"", PREFIX[:6]) == [1] * 6
+
+
+def test_who_was_matched_before_others_were_admitted_is_matched_again():
+    """What the first admission of a plan evicts makes two others cold, of which one then leads the other."""
+    engine = FakeEngine(20, page_size=4, max_num_batched_tokens=100)
+    for prompt in ([*PREFIX[:8], 30], [40] * 24, [50] * 12):
+        engine.submit(prompt[:-1] if prompt[-1] == 30 else prompt)
+        engine.run()
+    engine.positions.clear()
+    biggest = engine.submit([50] * 12 + [60] * 44)
+    leader, follower = (engine.submit([*PREFIX[:8], 70 + child]) for child in range(2))
+    started = {chunk.request_id for chunk in engine.step().chunks}
+    assert started == {biggest, leader}
+    engine.run()
+    engine.check_outputs()
+    assert engine.times_run(b"", PREFIX[:8]) == [1] * 8
+    assert engine.requests[follower].cached_tokens == 8
+
+
 def test_a_follower_does_not_wait_for_what_is_there_already():
     for page_size in (1, 2, 4):
         engine = FakeEngine(60, page_size=page_size)

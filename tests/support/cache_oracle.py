@@ -97,6 +97,8 @@ class CacheUnderTest:
         """Live leases, and the tokens that each is to hold."""
         self.prompts: dict[Lease, int] = {}
         """How many of them each was looked up for."""
+        self.past: list[Key] = []
+        """What former leases held at their end, for a next turn to go on from."""
 
     def lookup(self, tokens: Sequence[int], namespace: bytes = b"", *, reuse: bool = True) -> Lease:
         cache, tokens = self.cache, tuple(tokens)
@@ -149,6 +151,7 @@ class CacheUnderTest:
 
     def release(self, lease: Lease, *, keep_partial: bool) -> None:
         tokens = tuple(self.leases.pop(lease)[: lease.num_tokens])
+        self.past = [*self.past[-7:], (lease.namespace, tokens)]
         kept = keep_partial and lease.admitted and (lease.held_source is None)
         self.cache.release(lease, keep_partial=keep_partial)
         self.cache.release(lease, keep_partial=keep_partial)

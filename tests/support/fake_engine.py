@@ -183,6 +183,7 @@ class FakeEngine:
             request = self.requests[chunk.request_id]
             lease = request.lease
             assert chunk.token_ids, "an empty chunk"
+            assert chunk.page_ids is not lease.page_ids, "a plan that changes after it was made"
             assert list(chunk.token_ids) == request.token_ids[chunk.context_len : chunk.seq_len]
             assert chunk.context_len == self._progress.get(chunk.request_id, lease.num_cached_tokens), "a gap"
             assert chunk.samples == (chunk.seq_len == len(request.token_ids))
