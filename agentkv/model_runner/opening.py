@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from agentkv.errors import ConfigError, ModelRefused
-from agentkv_kernels import UnknownBackend, get_backend
+from agentkv_kernels import StoreTooLarge, UnknownBackend, get_backend
 
 from .attention import AttentionSwitch
 from .layers import discover_layers
@@ -81,6 +81,8 @@ def open_runner(
         rope.restore()
         if isinstance(error, ModelRefused):
             raise ModelRefused(name, error.reason) from error
+        if isinstance(error, StoreTooLarge):
+            raise ConfigError(f"the pool does not fit: {error}. Lower num_pages= or memory=.") from error
         raise
     _log.info(
         "%s: pool of %d tokens in %d pages of %d, %.2f GiB, backend %s on %s",
