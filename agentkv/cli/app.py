@@ -19,6 +19,7 @@ import typer
 from typer.main import get_command
 
 import agentkv
+from agentkv.cli.console import examples
 from agentkv.cli.demo import DEMO_EXAMPLES, demo
 from agentkv.cli.models import models_app
 from agentkv.errors import AgentKVError, CapacityError, DownloadFailed, EngineFailed
@@ -44,7 +45,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    invoke_without_command=True,
+    epilog=examples("agentkv demo", "agentkv models", "agentkv models --check smollm2-135m"),
+)
 def _root(
     context: typer.Context,
     version: Annotated[

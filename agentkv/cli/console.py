@@ -8,10 +8,15 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-__all__ = ["console", "progress_line"]
+__all__ = ["console", "examples", "progress_line"]
 
 _WIDTH_OF_A_PIPE = 200
 """Columns of a table that goes to a file or pipe, where nothing is gained by folding."""
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help: command lines to copy, each a paragraph of its own, which is what help keeps."""
+    return "\n\n".join(("Examples:" if len(commands) > 1 else "Example:", *commands))
 
 
 def console() -> Console:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentkv.cli import demo_task
-from agentkv.cli.console import console, progress_line
+from agentkv.cli.console import console, examples, progress_line
 from agentkv.cli.demo_task import Answer, Task, ask_plainly, ask_runtime, play, play_plainly
 
 if TYPE_CHECKING:
@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEMO_EXAMPLES", "demo"]
 
-DEMO_EXAMPLES = """
-Examples:
-
-    agentkv demo
-
-    agentkv demo --model ~/models/qwen3-0.6b
-
-    agentkv demo --json > demo.json
-"""
+DEMO_EXAMPLES = examples("agentkv demo", "agentkv demo --model ~/models/qwen3-0.6b", "agentkv demo --json > demo.json")
 
 
 _DEFAULT_MODEL = "smollm2-135m"

