@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from agentkv.reply import Reply
 from agentkv.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from agentkv.sampling import TokenMask
 
 __all__ = ["Call", "CallFailed", "ChoiceEnded", "TokensAdded", "Update"]
 
@@ -26,6 +31,8 @@ class Call:
     use_cache: bool = True
     end_token_ids: frozenset[int] = frozenset()
     """Ids that end a choice; they are kept in its token_ids, and not in its text."""
+    make_mask: Callable[[int], TokenMask] | None = None
+    """Makes the mask of each choice, by its index: which tokens may come next; the seam for grammars."""
     arrived: float = 0.0
     """When the call was made, on the engine's clock, in seconds."""
 

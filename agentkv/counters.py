@@ -15,7 +15,7 @@ class EngineCounters:
 
     positions_run is every token position that went through the model, prompt and output, whatever the reason;
     last_token_positions are those of wholly cached prompts, run again for their logits; rerun_positions ran a second
-    time after a preemption.
+    time, after a preemption or for a further one of n answers.
     """
 
     calls: int = 0

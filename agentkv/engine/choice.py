@@ -22,7 +22,8 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.token_ids: list[int] = []
         self.first_token_at: float | None = None
-        self.sampling = SamplingState(call.params, call.prompt_token_ids, choice=index, seed=call.seed)
+        mask = call.make_mask(index) if call.make_mask is not None else None
+        self.sampling = SamplingState(call.params, call.prompt_token_ids, choice=index, seed=call.seed, mask=mask)
         self._call = call
         self._detokenizer = Detokenizer(tokenizer, call.params.stop)
         self._logprobs: list[TokenLogprobs] = []
@@ -53,8 +54,9 @@ class Choice:
 
     def cut_short(self) -> str:
         """End the answer here, as a caller asked; returns the text that was held back."""
+        rest = self._detokenizer.finish()
         self.finish_reason = "cancelled"
-        return self._detokenizer.finish()
+        return rest
 
     def reply(self, usage: Usage, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> Reply:
         """The finished answer."""

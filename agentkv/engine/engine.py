@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,13 +15,12 @@ from torch import Tensor
 from agentkv.cache import PrefixCache
 from agentkv.calls import Call, CallFailed, ChoiceEnded, TokensAdded, Update
 from agentkv.counters import EngineCounters, Snapshot
-from agentkv.logprobs import TokenLogprobs
 from agentkv.model_runner import PackedSequence
 from agentkv.sampling import Sampled, prompt_logprobs, sample
-from agentkv.scheduler import Chunk, Request, Scheduler
-from agentkv.usage import Usage
+from agentkv.scheduler import Chunk, Scheduler
 
 from .choice import Choice
+from .live import Live
 
 __all__ = ["Engine", "Runner"]
 
@@ -34,20 +33,6 @@ class Runner(Protocol):
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None: ...
 
     def run(self, sequences: Sequence[PackedSequence]) -> Tensor: ...
-
-
-class _Live:
-    """A call in the engine: its choices, and the requests that compute them."""
-
-    def __init__(self, call: Call, tokenizer: Any) -> None:
-        self.call = call
-        self.choices = [Choice(call, index, tokenizer) for index in range(call.n)]
-        self.stem: Request | None = None
-        """The request that computes the prompt; with n = 1 it is the only one."""
-        self.requests: dict[int, Request] = {}
-        """By index of the choice, once the choice has a request of its own."""
-        self.admitted_at: float | None = None
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class Engine:
@@ -74,9 +59,10 @@ class Engine:
         self._tokenizer = tokenizer
         self._clock = clock
         self._strict = strict
-        self._live: dict[int, _Live] = {}
-        self._owner: dict[int, tuple[_Live, int]] = {}
-        """From request id to its call and the choice it computes; a stem of several computes choice 0 to n - 1."""
+        self._live: dict[int, Live] = {}
+        # From request id to its call and the choice that it computes.
+        self._owner: dict[int, tuple[Live, int]] = {}
+
         self._request_ids = itertools.count()
 
     @property
@@ -104,24 +90,12 @@ class Engine:
     def add(self, call: Call) -> None:
         """Queue a call. What this raises concerns this call alone, and leaves nothing of it behind."""
         assert call.call_id not in self._live, f"call {call.call_id} was added twice"
-        live = _Live(call, self._tokenizer)
-        wants_prompt = call.params.prompt_logprobs is not None
-        live.stem = Request(
-            request_id=next(self._request_ids),
-            prompt_token_ids=list(call.prompt_token_ids),
-            namespace=call.namespace,
-            name=call.name,
-            use_cache=call.use_cache,
-            read_cache=not wants_prompt,
-            all_logits=wants_prompt,
-        )
-        if wants_prompt:
-            live.prompt_logprobs = [None] * len(call.prompt_token_ids)
-        if call.n == 1:
-            live.requests[0] = live.stem
-        self.scheduler.add(live.stem)
+        live = Live(call, self._tokenizer, self._request_ids)
+        requests = live.first_requests()
+        self.scheduler.add(*requests)
         self._live[call.call_id] = live
-        self._owner[live.stem.request_id] = (live, 0)
+        for index, request in enumerate(requests):
+            self._owner[request.request_id] = (live, index)
 
     def abort(self, call_id: int) -> None:
         """End a call now, without a reply. An unknown id, or one that has just ended, is harmless."""
@@ -155,11 +129,13 @@ class Engine:
         self.counters.preemptions += len(plan.preempted)
         for refusal in plan.refused:
             self._fail_request(refusal.request_id, refusal.error, updates)
-        self._note_admissions(plan.chunks)
-        if plan.chunks:
+        # A refusal ends its whole call, so other requests of it may have lost their place in this plan.
+        chunks = [chunk for chunk in plan.chunks if chunk.request_id in self._owner]
+        self._note_admissions(chunks)
+        if chunks:
             self.counters.steps += 1
-            rows = self._forward(plan.chunks, updates)
-            ready = self._commit(plan.chunks, rows, updates)
+            rows = self._forward(chunks, updates)
+            ready = self._commit(chunks, rows, updates)
             self._sample(ready, updates)
         if self._strict:
             self.check()
@@ -171,7 +147,6 @@ class Engine:
         for chunk in chunks:
             live, _ = self._owner[chunk.request_id]
             if live.admitted_at is None:
-                assert live.stem is not None
                 live.admitted_at = self._clock()
                 stem, counters = live.stem, self.counters
                 counters.calls += 1
@@ -250,18 +225,18 @@ class Engine:
 
     def _sample(self, ready: Sequence[tuple[int, Tensor]], updates: list[Update]) -> None:
         """Draw the next token of each choice from its logits, and see who has ended."""
-        drawing: list[tuple[_Live, Choice]] = []
+        drawing: list[tuple[Live, Choice]] = []
         rows: list[Tensor] = []
         for request_id, row in ready:
             live, index = self._owner[request_id]
-            for choice in live.choices if self._is_stem_of_many(live, request_id) else [live.choices[index]]:
+            for choice in live.choices_behind(request_id, index):
                 drawing.append((live, choice))
                 rows.append(row)
         if not drawing:
             return
         sampled = self._draw(torch.stack(rows), [choice.sampling for _, choice in drawing])
         now = self._clock()
-        parents: list[_Live] = []
+        parents: list[Live] = []
         for index, (live, choice) in enumerate(drawing):
             if live.call.call_id not in self._live:
                 continue
@@ -291,9 +266,6 @@ class Engine:
             except Exception as error:
                 self._fail(live, error, updates)
 
-    def _is_stem_of_many(self, live: _Live, request_id: int) -> bool:
-        return live.call.n > 1 and live.stem is not None and live.stem.request_id == request_id
-
     def _draw(self, logits: Tensor, states: list[Any]) -> Sampled:
         try:
             return sample(logits, states)
@@ -313,35 +285,17 @@ class Engine:
                     merged.failures[row] = error
             return merged
 
-    def _branch(self, live: _Live) -> None:
-        """The prompt is computed and each choice has its first token: from here on each is a request of its own.
-
-        The stem ends as a call with one token does, its last page kept as a tail, and its children are ordinary
-        requests on the prompt and their first token, admitted together or not at all.
-        """
-        stem = live.stem
-        assert stem is not None
-        self.scheduler.finish(stem.request_id, keep_partial=True)
-        del self._owner[stem.request_id]
-        children = []
-        for choice in live.choices:
-            if choice.finish_reason is None:
-                child = Request(
-                    request_id=next(self._request_ids),
-                    prompt_token_ids=[*live.call.prompt_token_ids, *choice.token_ids],
-                    namespace=live.call.namespace,
-                    name=live.call.name,
-                    use_cache=live.call.use_cache,
-                    group=live.call.call_id,
-                )
-                live.requests[choice.index] = child
-                self._owner[child.request_id] = (live, choice.index)
-                children.append(child)
-        self.scheduler.add(*children)
+    def _branch(self, live: Live) -> None:
+        """The stem ends as a call with one token does, its last page kept as a tail; its children go on from there."""
+        self.scheduler.finish(live.stem.request_id, keep_partial=True)
+        del self._owner[live.stem.request_id]
+        self.scheduler.add(*live.branch())
+        for index, request in live.requests.items():
+            self._owner[request.request_id] = (live, index)
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _end_choice(self, live: _Live, choice: Choice, updates: list[Update], *, keep_partial: bool = True) -> None:
+    def _end_choice(self, live: Live, choice: Choice, updates: list[Update], *, keep_partial: bool = True) -> None:
         """A choice has its finish_reason: its pages stay cached, its reply is told."""
         request = live.requests.get(choice.index)
         if request is not None:
@@ -351,52 +305,28 @@ class Engine:
         if last:
             self._forget(live, keep_partial=keep_partial)
         logprobs = live.prompt_logprobs
-        reply = choice.reply(self._usage(live, choice), tuple(logprobs) if logprobs is not None else None)
+        reply = choice.reply(live.usage(choice, self._clock()), tuple(logprobs) if logprobs is not None else None)
         self.counters.replies += 1
         updates.append(ChoiceEnded(live.call.call_id, choice.index, reply, last))
-
-    def _usage(self, live: _Live, choice: Choice) -> Usage:
-        now, call, stem = self._clock(), live.call, live.stem
-        assert stem is not None
-        own = live.requests.get(choice.index)
-        usage = Usage(
-            output_tokens=len(choice.token_ids),
-            rerun_tokens=own.rerun_tokens if own is not None else 0,
-            queue_time=(live.admitted_at if live.admitted_at is not None else now) - call.arrived,
-            ttft=choice.first_token_at - call.arrived if choice.first_token_at is not None else None,
-            duration=now - call.arrived,
-        )
-        if choice.index > 0 or live.admitted_at is None:
-            return usage
-        return replace(
-            usage,
-            prompt_tokens=stem.prompt_tokens,
-            cached_tokens=stem.cached_tokens,
-            computed_tokens=stem.computed_tokens,
-            rerun_tokens=usage.rerun_tokens + (stem.rerun_tokens if own is not stem else 0),
-            cached_by_tier={"device": stem.cached_tokens},
-            misses=dict(stem.misses),
-        )
 
     def _fail_request(self, request_id: int, error: BaseException, updates: list[Update]) -> None:
         owner = self._owner.get(request_id)
         if owner is not None:
             self._fail(owner[0], error, updates)
 
-    def _fail(self, live: _Live, error: BaseException, updates: list[Update]) -> None:
+    def _fail(self, live: Live, error: BaseException, updates: list[Update]) -> None:
         self._drop(live)
         self.counters.failures += 1
         updates.append(CallFailed(live.call.call_id, error))
 
-    def _drop(self, live: _Live) -> None:
+    def _drop(self, live: Live) -> None:
         for choice in live.choices:
             choice.finish_reason = choice.finish_reason or "cancelled"
         self._forget(live, keep_partial=False)
 
-    def _forget(self, live: _Live, *, keep_partial: bool) -> None:
+    def _forget(self, live: Live, *, keep_partial: bool) -> None:
         """Take the call and all of its requests out of the books; those already finished are no error."""
-        for request in (live.stem, *live.requests.values()):
-            assert request is not None
+        for request in live.all_requests():
             self.scheduler.finish(request.request_id, keep_partial=keep_partial)
             self._owner.pop(request.request_id, None)
         self._live.pop(live.call.call_id, None)

@@ -15,11 +15,13 @@ __all__ = ["check_options", "refuse_tools", "with_max_tokens"]
 _DEFAULT_MAX_TOKENS = 1024
 
 
-def with_max_tokens(params: SamplingParams, prompt_tokens: int, n: int, opened: Opened) -> SamplingParams:
+def with_max_tokens(
+    params: SamplingParams, prompt_tokens: int, n: int, opened: Opened, *, use_cache: bool
+) -> SamplingParams:
     """The parameters with max_tokens set, or ContextOverflow or PromptTooLarge with the numbers."""
     context_left = opened.context_limit - prompt_tokens
-    # The n answers share the prompt's whole pages and each goes on in pages of its own.
-    shared = prompt_tokens // opened.page_size if n > 1 else 0
+    # The n answers share the prompt's whole pages, if they may share at all, and each goes on in pages of its own.
+    shared = prompt_tokens // opened.page_size if n > 1 and use_cache else 0
     max_tokens = params.max_tokens
     if max_tokens is None:
         pages_each = shared + (opened.usable_pages - shared) // n

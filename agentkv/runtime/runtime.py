@@ -306,7 +306,7 @@ class Runtime:
             call = Call(
                 call_id=next(self._call_ids),
                 prompt_token_ids=token_ids,
-                params=with_max_tokens(params, len(token_ids), n, opened),
+                params=with_max_tokens(params, len(token_ids), n, opened, use_cache=cache),
                 seed=params.seed if params.seed is not None else self._derived_seed(token_ids, name),
                 n=n,
                 namespace=namespace_of(opened.fingerprint, adapter=opened.adapter, salt=cache_salt),

@@ -284,7 +284,7 @@ class Scheduler:
             request.admitted = True
             request.cached_tokens = lease.num_cached_tokens
             request.misses = lease.misses
-            request.computed_end = lease.num_cached_tokens
+            request.computed_end = max(request.computed_end, lease.num_cached_tokens)
         self._running.add(request)
 
     def _count_passed_over(self, latest_admitted: int) -> None:
