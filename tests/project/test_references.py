@@ -1,0 +1,65 @@
+"""Tables in the documents name everything that exists: an option that is added is an option that is described."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import agentkv
+from agentkv.policies import known_policies
+from agentkv.usage import MISS_CAUSES, Usage
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def options_of_runtime() -> list[str]:
+    # weights and kv_dtype raise in this version; they are named among what is not in it.
+    return [name for name in inspect.signature(agentkv.Runtime).parameters if name not in ("weights", "kv_dtype")]
+
+
+@pytest.mark.parametrize("option", options_of_runtime())
+def test_each_option_of_runtime_stands_in_the_readme(option: str) -> None:
+    assert f"`{option}`" in text_of("README.md")
+
+
+@pytest.mark.parametrize("parameter", [field.name for field in fields(agentkv.SamplingParams)])
+def test_each_sampling_parameter_is_described(parameter: str) -> None:
+    assert f"| `{parameter}` |" in text_of("docs/sampling.md")
+
+
+@pytest.mark.parametrize(
+    "error",
+    sorted(
+        name
+        for name in agentkv.__all__
+        if isinstance(getattr(agentkv, name), type)
+        and name != "AgentKVError"
+        and issubclass(getattr(agentkv, name), agentkv.AgentKVError)
+    ),
+)
+def test_each_error_says_what_to_do_about_it(error: str) -> None:
+    assert f"`{error}`" in text_of("docs/runtime.md")
+
+
+@pytest.mark.parametrize("policy", known_policies())
+def test_each_policy_is_described(policy: str) -> None:
+    assert f'`"{policy}"`' in text_of("docs/cache.md")
+
+
+@pytest.mark.parametrize("cause", MISS_CAUSES)
+@pytest.mark.parametrize("document", ["README.md", "docs/cache.md"])
+def test_each_cause_of_a_miss_is_explained(cause: str, document: str) -> None:
+    assert f"| `{cause}` |" in text_of(document)
+
+
+@pytest.mark.parametrize("figure", [field.name for field in fields(Usage) if field.name != "cached_by_tier"])
+def test_each_figure_of_usage_is_described(figure: str) -> None:
+    assert re.search(rf"\b{figure}\b", text_of("docs/runtime.md"))
