@@ -35,6 +35,24 @@ def counts(cache: PrefixCache) -> tuple[object, ...]:
     return (replace(cache.counters(), peak=0), tree.num_pages, tree.num_locked_pages, tree.num_evictable_pages)
 
 
+@pytest.mark.parametrize("length", range(4 * P + 1))
+def test_page_arithmetic_holds_for_every_length(length):
+    """Pages needed, tokens in the last page, and what the next token needs: a full last page is not an empty one."""
+    made = CacheUnderTest(20, page_size=P)
+    assert made.cache.pages_for(length) == len(range(0, length, P))
+    lease = made.lookup(count(length + 1))
+    made.allocate(lease, length)
+    assert len(lease.page_ids) == made.cache.pages_for(length)
+    if length:
+        made.compute(lease, length)
+    assert (lease.num_tree_pages, len(lease.open_tokens) // 4) == divmod(length, P)
+    made.allocate(lease, length + 1)
+    assert len(lease.page_ids) == length // P + 1
+    made.compute(lease, length + 1)
+    made.release(lease, keep_partial=True)
+    made.compare()
+
+
 def test_a_strict_prefix_of_a_longer_live_sequence_computes_at_most_a_page():
     made = CacheUnderTest(20, page_size=P)
     longer = made.lookup(count(30))
