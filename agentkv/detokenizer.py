@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -322,8 +323,7 @@ def _open_stream(tokenizer: Any) -> _Stream:
     if backend is None:
         special = frozenset(getattr(tokenizer, "all_special_ids", ()))
         return WindowStream(_decode_with(tokenizer), lambda token_id: token_id not in special, None)
-    skipped = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    kinds = _decoder_kinds(backend.decoder)
+    skipped, kinds = _traits(backend)
     if kinds == ["ByteLevel"]:
 
         def token_bytes(token_id: int) -> bytes:
@@ -360,6 +360,23 @@ def _backend(tokenizer: Any) -> Any:
     if getattr(decode, "__module__", "") != "transformers.tokenization_utils_tokenizers":
         return None
     return tokenizer.backend_tokenizer
+
+
+_known_traits: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[str], list[str]]] = weakref.WeakKeyDictionary()
+
+
+def _traits(backend: Any) -> tuple[frozenset[str], list[str]]:
+    """The special tokens that decoding skips, and the decoder's steps.
+
+    O(added tokens) the first time, which is tens of milliseconds for a tokenizer with thousands of them; afterwards
+    known until its vocabulary grows.
+    """
+    size = backend.get_vocab_size()
+    known = _known_traits.get(backend)
+    if known is None or known[0] != size:
+        skipped = frozenset(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
+        known = _known_traits[backend] = (size, skipped, _decoder_kinds(backend.decoder))
+    return known[1], known[2]
 
 
 def _decoder_kinds(decoder: Any) -> list[str]:

@@ -16,6 +16,9 @@
     ├── CapacityError        no room now: try again later, or close something
     │   ├── QueueFull        too many calls are waiting
     │   └── OutOfPages       the pool has no page that may be taken
+    ├── InternalError        a fault in agentkv's own tree or kernels: please report it
+    ├── NotStarted           the runtime was asked before it was started                      (also RuntimeError)
+    ├── StreamClosed         a stream was left, or cancelled, before it had a reply           (also RuntimeError)
     ├── EngineFailed         the engine's thread died: open a new Runtime
     └── RuntimeClosed        the runtime was closed: open a new Runtime
 
@@ -34,15 +37,18 @@ __all__ = [
     "DownloadFailed",
     "EngineFailed",
     "GrammarDeadEnd",
+    "InternalError",
     "ModelError",
     "ModelNotFound",
     "ModelRefused",
+    "NotStarted",
     "OutOfPages",
     "PromptTooLarge",
     "QueueFull",
     "RequestError",
     "RuntimeClosed",
     "SamplingError",
+    "StreamClosed",
 ]
 
 
@@ -149,6 +155,18 @@ class OutOfPages(CapacityError):
         self.free = free
         self.evictable = evictable
         self.pinned = pinned
+
+
+class InternalError(AgentKVError):
+    """The prefix tree or the kernels found themselves misused: a bug in agentkv, with the finding in __cause__."""
+
+
+class NotStarted(AgentKVError, RuntimeError):
+    """Something was asked that is known only once the Runtime has been started."""
+
+
+class StreamClosed(AgentKVError, RuntimeError):
+    """The stream ended without a reply, because its block was left or it was cancelled before it began."""
 
 
 class EngineFailed(AgentKVError):

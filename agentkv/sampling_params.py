@@ -79,7 +79,7 @@ class SamplingParams:
             raise TypeError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
 
     @classmethod
-    def from_kwargs(cls, defaults: Self | None = None, **kwargs: Any) -> Self:
+    def from_kwargs(cls, defaults: Self | None = None, /, **kwargs: Any) -> Self:
         """`defaults` (or the class's own) with the given keywords in their place.
 
         TypeError for a keyword that is no sampling parameter, naming the ones that look like it.

@@ -95,8 +95,9 @@ class Worker:
                 self._deliver([CallFailed(call.call_id, error)])
 
         def fail(error: Exception) -> None:
-            sink.admitted()
-            sink.deliver([CallFailed(call.call_id, error)])
+            self._sinks[call.call_id] = sink
+            self._queued.add(call.call_id)
+            self._deliver([CallFailed(call.call_id, error)])
 
         self._post(_Command(add, fail))
 
@@ -146,12 +147,16 @@ class Worker:
             if self._thread.is_alive():
                 _log.warning("the engine did not end within %d s of being closed; left to itself", _JOIN_SECONDS)
 
+    def require_open(self) -> None:
+        """Raise what a call would meet now: RuntimeClosed, EngineFailed, or nothing."""
+        if self._failure is not None:
+            raise EngineFailed(f"the engine ended: {self._failure!r}") from self._failure
+        if self._closing:
+            raise RuntimeClosed("this Runtime is closed; open a new one")
+
     def _post(self, command: _Command) -> None:
         with self._wake:
-            if self._failure is not None:
-                raise EngineFailed(f"the engine ended: {self._failure!r}") from self._failure
-            if self._closing:
-                raise RuntimeClosed("this Runtime is closed; open a new one")
+            self.require_open()
             self._commands.append(command)
             self._wake.notify_all()
 
@@ -183,9 +188,9 @@ class Worker:
                     self._wake.wait()
                 if self._closing:
                     return
-                commands, self._commands = self._commands, deque()
-            for command in commands:
-                command.run(engine)
+            # One at a time: those that are still queued when one of them raises are answered at the end.
+            while self._commands:
+                self._commands.popleft().run(engine)
             if not engine.is_idle:
                 updates = engine.step()
                 self.snapshot = engine.snapshot()
@@ -195,9 +200,15 @@ class Worker:
     def _tell_admitted(self, engine: Engine) -> None:
         for call_id in [call_id for call_id in self._queued if engine.is_admitted(call_id)]:
             self._queued.discard(call_id)
-            sink = self._sinks.get(call_id)
-            if sink is not None:
+            self._admitted(self._sinks.get(call_id))
+
+    def _admitted(self, sink: Sink | None) -> None:
+        """Tell a call that it has left the queue; what that raises is logged, and nobody's else."""
+        if sink is not None:
+            try:
                 sink.admitted()
+            except Exception:
+                _log.exception("the receiver of a call raised when it was admitted")
 
     def _deliver(self, updates: Sequence[Update]) -> None:
         """Hand each call its updates, in order; a sink that raises loses its call, and nobody else anything."""
@@ -222,8 +233,7 @@ class Worker:
         sink = self._sinks.pop(call_id, None)
         if call_id in self._queued:
             self._queued.discard(call_id)
-            if sink is not None:
-                sink.admitted()
+            self._admitted(sink)
 
     def _end(self, failure: BaseException | None) -> None:
         """Nothing more will be served: answer everybody who waits."""

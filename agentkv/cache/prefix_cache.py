@@ -26,6 +26,7 @@ from agentkv_radix import (
 
 from .ghosts import Ghosts
 from .lease import Lease, PageCopy
+from .translate import translated
 
 __all__ = ["CacheCounters", "PrefixCache"]
 
@@ -107,12 +108,14 @@ class PrefixCache:
 
     # -- looking up ---------------------------------------------------------------------------------------------
 
+    @translated
     def num_resident_tokens(self, token_ids: TokenIds, namespace: bytes = b"") -> int:
         """Tokens of the prompt's head that a look-up would supply now. Changes nothing. O(nodes on the path)."""
         packed = pack(token_ids)
         found = self.tree.match(packed, namespace=namespace, max_tokens=len(packed) // 4 - 1)
         return found.num_tokens + (found.partial.num_tokens if found.partial else 0)
 
+    @translated
     def lookup(
         self, token_ids: TokenIds, namespace: bytes = b"", *, owner: str | None = None, reuse: bool = True
     ) -> Lease:
@@ -199,6 +202,7 @@ class PrefixCache:
         self.allocate_together([(lease, seq_len)])
         return lease.page_ids
 
+    @translated
     def allocate_together(self, wanted: Sequence[tuple[Lease, int]]) -> None:
         """`allocate` for several leases, for all of them or for none: OutOfPages leaves everything as it was."""
         short = 0
@@ -259,6 +263,7 @@ class PrefixCache:
 
     # -- feeding ------------------------------------------------------------------------------------------------
 
+    @translated
     def commit(self, lease: Lease, new_token_ids: TokenIds) -> array[int]:
         """Record that the keys and values of `new_token_ids`, which follow the lease's tokens, exist now.
 
@@ -297,6 +302,7 @@ class PrefixCache:
 
     # -- letting go ---------------------------------------------------------------------------------------------
 
+    @translated
     def release(self, lease: Lease, *, keep_partial: bool) -> None:
         """End the lease: unlock its path, free its private pages. A second call does nothing.
 
@@ -326,6 +332,7 @@ class PrefixCache:
                 self._take_back(self.tree.unlock(lease.node))
             self.pool.free(private)
 
+    @translated
     def supersede(self, token_ids: TokenIds, start: int, namespace: bytes = b"") -> None:
         """Mark what is cached of `token_ids` wholly behind token `start` as replaced by a later turn.
 
@@ -360,6 +367,7 @@ class PrefixCache:
             evictions=self._evictions,
         )
 
+    @translated
     def check(self) -> None:
         """Prove the books by a full recount; AssertionError names what is off. O(everything), for tests and strict."""
         self.pool.check()

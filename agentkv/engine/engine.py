@@ -119,6 +119,13 @@ class Engine:
                 self._end_choice(live, choice, updates, keep_partial=keep)
         return updates
 
+    def warm_up(self, num_tokens: int) -> None:
+        """Run a prompt of that length and one token behind it over the null page, where nobody reads."""
+        null = [0] * (num_tokens + 1)
+        if num_tokens > 0:
+            self._runner.run([PackedSequence([0] * num_tokens, 0, null, "last")])
+            self._runner.run([PackedSequence([0], num_tokens, null, "last")])
+
     # -- a step -------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Update]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentkv_kernels import AttentionMetadata, Backend, KVStore, plan
+from agentkv.errors import InternalError
+from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, plan
 
 from .attention import AttentionCall, AttentionSwitch, handling
 from .layers import AttentionLayers
@@ -105,6 +107,15 @@ def vocabulary_rows(model: PreTrainedModel) -> int:
     return int(embedding.weight.shape[0])
 
 
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The kernels' own errors tell of a bug in agentkv, and leave the runner as one."""
+    try:
+        yield
+    except KernelError as error:
+        raise InternalError(f"the kernels were misused: {error}") from error
+
+
 class ModelRunner:
     """A switched model with its KV store: the device side of an engine.
 
@@ -139,11 +150,13 @@ class ModelRunner:
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         """Copy whole pages over all layers, before the forward that reads them."""
         if source_page_ids:
-            self.backend.copy_pages(self.store, source_page_ids, destination_page_ids)
+            with _translated():
+                self.backend.copy_pages(self.store, source_page_ids, destination_page_ids)
 
     def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
-        return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of)
+        with _translated():
+            return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of)
 
     def close(self) -> None:
         """Give the model its own attention and RoPE back. A second call does nothing."""

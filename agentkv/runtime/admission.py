@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +21,8 @@ from .bridge import post
 __all__ = ["Gate", "Rate", "RateLimits"]
 
 _THROTTLERS = 4096
+_LOOK_AGAIN = 0.25
+"""Seconds after which a call that waits for its rate looks whether the runtime is still open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +43,30 @@ class Rate:
 
 
 class _SharedThrottler(Throttler):
-    """A Throttler that calls on several threads' loops can share: looking and booking are one act."""
+    """A Throttler that calls on several threads share: each books its time at once, first come, first served.
+
+    The log holds when calls start, the booked ones among them, so that a waiting call sleeps until its own time
+    instead of looking again and again.
+    """
 
     def __init__(self, rate_limit: int, period: float) -> None:
         super().__init__(rate_limit, period)
         self._lock = threading.Lock()
 
-    async def acquire(self) -> None:
-        while True:
-            with self._lock:
-                self.flush()  # type: ignore[no-untyped-call]
-                if len(self._task_logs) < self.rate_limit:
-                    self._task_logs.append(time.monotonic())
-                    return
-            await asyncio.sleep(self.retry_interval)
+    def book(self) -> float:
+        """When the next call may start, by time.monotonic."""
+        with self._lock:
+            self.flush()  # type: ignore[no-untyped-call]
+            start = time.monotonic()
+            if len(self._task_logs) >= self.rate_limit:
+                start = max(start, self._task_logs[-self.rate_limit] + self.period)
+            self._task_logs.append(start)
+            return start
+
+    def give_back(self, start: float) -> None:
+        """A booked call does not come."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._task_logs.remove(start)
 
 
 class RateLimits:
@@ -63,11 +77,22 @@ class RateLimits:
         self._lock = threading.Lock()
         self._throttlers: OrderedDict[str | None, _SharedThrottler] = OrderedDict()
 
-    async def wait(self, *, name: str | None, cache_salt: str | None) -> None:
-        """Return when a call of this name and salt may start."""
+    async def wait(self, *, name: str | None, cache_salt: str | None, still_open: Callable[[], object]) -> None:
+        """Return when a call of this name and salt may start. `still_open` raises when nothing will start any more."""
         if self._rate is None:
             return
-        key = name if self._rate.by == "name" else cache_salt
+        throttler = self._throttler(name if self._rate.by == "name" else cache_salt)
+        start = throttler.book()
+        try:
+            while (left := start - time.monotonic()) > 0:
+                still_open()
+                await asyncio.sleep(min(left, _LOOK_AGAIN))
+        except BaseException:
+            throttler.give_back(start)
+            raise
+
+    def _throttler(self, key: str | None) -> _SharedThrottler:
+        assert self._rate is not None, "there is no rate to keep"
         with self._lock:
             throttler = self._throttlers.get(key)
             if throttler is None:
@@ -75,7 +100,7 @@ class RateLimits:
                 if len(self._throttlers) > _THROTTLERS:
                     self._throttlers.popitem(last=False)
             self._throttlers.move_to_end(key)
-        await throttler.acquire()
+        return throttler
 
 
 class Gate:
@@ -120,8 +145,7 @@ class Gate:
         with self._lock:
             while self._waiters:
                 loop, waiter = self._waiters.popleft()
-                if not loop.is_closed():
-                    post(loop, functools.partial(_let_in, waiter))
+                if post(loop, functools.partial(_let_in, waiter)):
                     return
             self._inside -= 1
 

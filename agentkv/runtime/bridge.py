@@ -29,14 +29,16 @@ async def await_result(future: Future[_T]) -> _T:
     return future.result()
 
 
-def post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Run `callback` soon on a loop that may belong to another thread, and may be gone."""
+def post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> bool:
+    """Run `callback` soon on a loop that may belong to another thread; False: the loop is gone."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
         # The loop was closed while its call was running, as asyncio.run does on an error: nobody is left to tell.
         if not loop.is_closed():
             raise
+        return False
+    return True
 
 
 class Mailbox:

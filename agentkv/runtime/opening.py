@@ -47,22 +47,17 @@ def open_engine(
     """
     from agentkv.models.quiet import paused_garbage_collection
 
-    # Not of the loading alone: transformers imports most of itself when the modules below first ask for it.
+    # transformers imports most of itself when these modules first ask for it, and makes no garbage meanwhile.
     with paused_garbage_collection():
-        return _open(config, cancelled, tell)
+        import torch
+        import transformers  # noqa: F401  # imported here so that its own time is not taken for the model's
 
-
-def _open(
-    config: RuntimeConfig, cancelled: Callable[[], bool], tell: Callable[[Opened], None]
-) -> tuple[Engine, Callable[[], None]]:
-    import torch
-    import transformers  # noqa: F401  # imported here so that its own time is not taken for the model's
-
-    from agentkv.cache import PrefixCache
-    from agentkv.engine import Engine
-    from agentkv.model_runner import default_context_limit, open_runner, rope_regime
-    from agentkv.models import LoadOptions, ModelStore, fingerprint, resolve
-    from agentkv.scheduler import Scheduler
+        began = time.perf_counter()
+        from agentkv.cache import PrefixCache
+        from agentkv.engine import Engine
+        from agentkv.model_runner import default_context_limit, open_runner, rope_regime
+        from agentkv.models import LoadOptions, ModelStore, fingerprint, resolve
+        from agentkv.scheduler import Scheduler
 
     def still_wanted() -> None:
         if cancelled():
@@ -70,8 +65,7 @@ def _open(
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    began = time.perf_counter()
-    source = resolve(config.model)
+    source = resolve(config.model, still_wanted=still_wanted)
     loaded = source.load(
         LoadOptions(
             dtype=config.dtype,
@@ -94,17 +88,18 @@ def _open(
         context_limit = default_context_limit(model, config.context_limit)
         identity = fingerprint(loaded, rope=rope_regime(model, context_limit))
         still_wanted()
-        runner = open_runner(
-            model,
-            name=loaded.name,
-            fingerprint=identity,
-            verdicts=ModelStore().root / "verdicts",
-            context_limit=context_limit,
-            page_size=config.page_size,
-            num_pages=config.num_pages,
-            memory=config.memory_bytes,
-            backend=config.backend,
-        )
+        with paused_garbage_collection():
+            runner = open_runner(
+                model,
+                name=loaded.name,
+                fingerprint=identity,
+                verdicts=ModelStore().root / "verdicts",
+                context_limit=context_limit,
+                page_size=config.page_size,
+                num_pages=config.num_pages,
+                memory=config.memory_bytes,
+                backend=config.backend,
+            )
         undo.append(runner.close)
         still_wanted()
         cache = PrefixCache(

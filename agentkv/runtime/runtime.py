@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
 from agentkv.calls import Call
-from agentkv.errors import ConfigError, RuntimeClosed
+from agentkv.errors import ConfigError, NotStarted, RuntimeClosed
 from agentkv.namespaces import namespace_of
 from agentkv.policies import Policy
 from agentkv.reply import Reply
@@ -190,11 +190,12 @@ class Runtime:
         await self.close()
 
     async def warmup(self) -> None:
-        """Run a few tokens, so that the first call does not pay for what torch sets up at its first forward."""
+        """Run a few tokens, so that the first call does not pay for what torch sets up at its first forward.
+
+        Belongs to no call: nothing is cached and no figure changes.
+        """
         await self.start()
-        tokens = min(8, self.context_limit - 2)
-        if tokens > 0:
-            await self.generate([0] * tokens, max_tokens=2, cache=False, ignore_eos=True)
+        await await_result(self._serving().ask(lambda engine: engine.warm_up(min(8, self.context_limit - 1))))
 
     # -- what is served -----------------------------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ class Runtime:
 
         cache       False neither reads nor feeds the cache
         cache_salt  calls share pages only with calls of an equal salt
-        name, tags  who calls, for reports
+        name        who calls, for rate limits, events and reports
         timeout     seconds for the whole call, waiting included; then TimeoutError
         sampling    see SamplingParams; max_tokens=None is what context and pool leave, at most 1,024
 
@@ -322,7 +323,7 @@ class Runtime:
 
     async def _submit(self, call: Call, cache_salt: str | None) -> Submitted:
         """Wait for a place in the queue, and hand the call to the engine."""
-        await self._rates.wait(name=call.name, cache_salt=cache_salt)
+        await self._rates.wait(name=call.name, cache_salt=cache_salt, still_open=self._serving().require_open)
         if self._config.on_full == "raise":
             self._gate.enter_or_raise()
         else:
@@ -343,12 +344,12 @@ class Runtime:
 
     def _ready(self) -> Opened:
         if self._opened is None:
-            raise RuntimeError("this Runtime has not been started: use `async with`, or await start() first")
+            raise NotStarted("this Runtime has not been started: use `async with`, or await start() first")
         return self._opened
 
     def _serving(self) -> Worker:
         if self._worker is None:
-            raise RuntimeError("this Runtime has not been started: use `async with`, or await start() first")
+            raise NotStarted("this Runtime has not been started: use `async with`, or await start() first")
         return self._worker
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Self
 
 from agentkv.calls import CallFailed, ChoiceEnded, TokensAdded, Update
-from agentkv.errors import EngineFailed, RuntimeClosed
+from agentkv.errors import EngineFailed, RuntimeClosed, StreamClosed
 from agentkv.events import StreamEvent, TextDelta, TurnEnd
 from agentkv.reply import Reply
 from agentkv.worker import Worker
@@ -30,6 +30,21 @@ class Submitted:
         self.mailbox = mailbox
 
 
+class _Unread:
+    """Deltas of one choice that nobody has read yet, to be read as one."""
+
+    __slots__ = ("index", "texts", "token_ids")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+
+    def delta(self) -> TextDelta:
+        """All of it."""
+        return TextDelta("".join(self.texts), tuple(self.token_ids), self.index)
+
+
 class Stream:
     """An async iterator of events, and an async context manager.
 
@@ -39,7 +54,7 @@ class Stream:
         reply = await stream.reply()
 
     The call starts with the block, or with the first await. Leaving the block early aborts it before the block is
-    left. An unread event costs the engine nothing: consecutive deltas of one choice are merged until they are read.
+    left. An unread event costs the engine nothing: the deltas of one choice are merged until they are read.
     For one task on one loop.
     """
 
@@ -49,7 +64,9 @@ class Stream:
         self._timeout = timeout
         self._deadline: float | None = None
         self._submitted: Submitted | None = None
-        self._events: deque[StreamEvent] = deque()
+        self._events: deque[TurnEnd | _Unread] = deque()
+        self._open: dict[int, _Unread] = {}
+        """By choice: the delta that its next tokens are added to."""
         self._replies: dict[int, Reply] = {}
         self._ended = False
         self._error: BaseException | None = None
@@ -76,7 +93,11 @@ class Stream:
             if self._ended:
                 raise StopAsyncIteration
             await self._read()
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, _Unread):
+            self._open.pop(event.index, None)
+            return event.delta()
+        return event
 
     async def text(self) -> AsyncIterator[str]:
         """The text of the first choice, piece by piece; pieces joined are `reply.text`."""
@@ -105,7 +126,7 @@ class Stream:
         if self._ended:
             return
         if self._submitted is None:
-            self._fail(RuntimeError("this stream was cancelled before it began; it has no reply"))
+            self._fail(StreamClosed("this stream was cancelled before it began; it has no reply"))
             return
         await await_result(self._submitted.worker.cancel(self._submitted.call_id, keep=keep))
         while not self._ended:
@@ -130,6 +151,9 @@ class Stream:
                     raise
                 self._fail(self._timed_out())
                 raise self._timed_out() from None
+            except asyncio.CancelledError:
+                self._fail(StreamClosed("the task that began this stream was cancelled; it has no reply"))
+                raise
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -158,7 +182,7 @@ class Stream:
         if self._submitted is None or self._ended:
             return
         self._ended = True
-        self._error = RuntimeError("this stream was left before its end; it has no reply")
+        self._error = StreamClosed("this stream was left before its end; it has no reply")
         done = self._submitted.worker.abort(self._submitted.call_id)
         await asyncio.shield(asyncio.ensure_future(_settled(done)))
 
@@ -169,20 +193,22 @@ class Stream:
     def _take(self, updates: Sequence[Update]) -> None:
         for update in updates:
             if isinstance(update, TokensAdded):
-                self._add_delta(TextDelta(update.text, update.token_ids, update.index))
+                self._add_delta(update)
             elif isinstance(update, ChoiceEnded):
                 self._replies[update.index] = update.reply
+                self._open.pop(update.index, None)
                 self._events.append(TurnEnd(update.reply, update.index))
                 self._ended = update.last
             elif isinstance(update, CallFailed):
                 self._fail(update.error)
 
-    def _add_delta(self, delta: TextDelta) -> None:
-        last = self._events[-1] if self._events else None
-        if isinstance(last, TextDelta) and last.index == delta.index:
-            delta = TextDelta(last.text + delta.text, last.token_ids + delta.token_ids, delta.index)
-            self._events.pop()
-        self._events.append(delta)
+    def _add_delta(self, update: TokensAdded) -> None:
+        unread = self._open.get(update.index)
+        if unread is None:
+            unread = self._open[update.index] = _Unread(update.index)
+            self._events.append(unread)
+        unread.texts.append(update.text)
+        unread.token_ids.extend(update.token_ids)
 
 
 async def _settled(done: Future[None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Sequence
 
@@ -115,7 +116,7 @@ class Scheduler:
         """What to compute next; admits, and preempts, on the way. An empty plan means nothing can run.
 
         A fault in one request's look-up or growth ends that request, as a refusal, and no other.
-        O(running + MATCHED_EACH_STEP * running prefills) look-ups of O(nodes on a path) each.
+        O(running + MATCHED_EACH_STEP) look-ups of O(nodes on a path) each, and O(waiting) comparisons of numbers.
         """
         draft = _Draft(self.max_num_batched_tokens)
         for request in list(self._running):
@@ -171,6 +172,8 @@ class Scheduler:
 
     def _admit(self, draft: _Draft) -> None:
         """Move waiting requests to running while tokens, seats and pages last."""
+        if len(self._running) >= self.max_num_seqs:
+            return
         latest_admitted = -1
         failed: list[tuple[Sequence[Request], OutOfPages]] = []
         for candidates in self._candidates(draft):
@@ -213,16 +216,28 @@ class Scheduler:
         return [other for other in self._waiting if other.group == request.group]
 
     def _candidates(self, draft: _Draft) -> list[tuple[Request, ...]]:
-        """Waiting requests in the order of admission; those of one group stand together."""
-        for request in self._waiting[:MATCHED_EACH_STEP]:
+        """The waiting requests to try, in the order of admission; those of one group stand together.
+
+        The oldest, looked up anew, and as many of the others that looked best when they arrived: a long queue does
+        not make a plan longer, but for one glance at each of the others.
+        """
+        oldest = list(self._waiting[:MATCHED_EACH_STEP])
+        for request in oldest:
             try:
                 self._measure(request)
             except Exception as error:
                 self._refuse(self._unit_of(request), error, draft)
+        others = heapq.nsmallest(
+            MATCHED_EACH_STEP, self._waiting.islice(len(oldest)), key=lambda request: _admission_order((request,))
+        )
         units: dict[tuple[int, int], list[Request]] = {}
-        for request in self._waiting:
+        for request in (*oldest, *others):
+            if request.state is not RequestState.WAITING:
+                continue
             alone = (request.request_id, -1)
-            units.setdefault(alone if request.group is None else (request.group, 0), []).append(request)
+            key = alone if request.group is None else (request.group, 0)
+            if key not in units:
+                units[key] = self._unit_of(request)
         return sorted(map(tuple, units.values()), key=_admission_order)
 
     def _measure(self, request: Request) -> None:
