@@ -212,17 +212,17 @@ def test_a_turn_sent_in_the_moment_of_the_last_token_hits_all_but_that_token() -
 
 
 def test_no_call_counts_before_it_is_admitted_and_each_counts_once() -> None:
-    driver = hash_driver(page_size=P, num_pages=9)
-    long = driver.add(random_prompt(13, 5, 64), max_tokens=27)
+    driver = hash_driver(page_size=P, num_pages=17)
+    long = driver.add(random_prompt(13, 5, 64), max_tokens=59)
     driver.step()
-    waiting = driver.add(random_prompt(14, 7 * P, 64), max_tokens=2)
+    waiting = driver.add(random_prompt(14, 15 * P, 64), max_tokens=2)
     tried = 0
     while driver.engine.num_waiting:
         driver.step()
         tried += 1
         if driver.engine.num_waiting:
             assert driver.engine.counters.calls == 1
-    assert tried > 10
+    assert tried > 50
     driver.run()
     counters, usages = driver.engine.counters, [driver.replies[call, 0].usage for call in (long, waiting)]
     assert counters.calls == counters.replies == 2

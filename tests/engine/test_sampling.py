@@ -79,6 +79,15 @@ def test_a_stop_string_is_cut_from_the_text_and_its_tokens_stay() -> None:
     assert (reply.text, reply.token_ids, reply.finish_reason) == (Letters().decode(answer[:3]), answer[:5], "stop")
 
 
+@pytest.mark.parametrize("ended_by", ["length", "stop id"])
+def test_what_was_held_back_for_a_stop_string_comes_with_the_end(ended_by: str) -> None:
+    driver, prompt = hash_driver(page_size=P, tokenizer=Letters()), random_prompt(96, 6, 64)
+    answer = driver.runner.greedy(prompt, 5)
+    options: dict[str, Any] = {"max_tokens": 4} if ended_by == "length" else {"stop_token_ids": [answer[4]]}
+    reply = driver.ask(prompt, stop=[Letters().decode(answer[2:4]) + "never"], **options)
+    assert reply.text == Letters().decode(answer[:4])
+
+
 def test_a_stop_with_the_last_allowed_token_is_a_stop() -> None:
     driver, prompt = hash_driver(page_size=P), random_prompt(97, 6, 64)
     answer = driver.runner.greedy(prompt, 4)

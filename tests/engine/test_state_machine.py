@@ -157,6 +157,6 @@ def verdicts() -> Path:
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=40)
+TestEngine.settings = settings(max_examples=150, stateful_step_count=50)
 TestEngineOverLlama = LlamaMachine.TestCase
-TestEngineOverLlama.settings = settings(max_examples=12, stateful_step_count=20)
+TestEngineOverLlama.settings = settings(max_examples=30, stateful_step_count=30)

@@ -71,6 +71,16 @@ async def test_it_answers_to_the_last_bit_as_before_while_it_is_served_and_after
     assert model.config._attn_implementation == implementation
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+async def test_attention_weights_are_given_out_as_before(kind: str) -> None:
+    model = owned(kind, "eager")
+    before = model(torch.tensor([PROMPT]), output_attentions=True).attentions
+    async with serving(model):
+        during = model(torch.tensor([PROMPT]), output_attentions=True).attentions
+    assert len(before) == len(during) > 0
+    assert all(torch.equal(left, right) for left, right in zip(before, during, strict=True))
+
+
 async def test_its_owner_calls_it_in_the_middle_of_a_step_of_ours() -> None:
     """From another thread while our own forward stands still inside the model, so the two cannot miss each other."""
     model = owned("gemma3", "sdpa")

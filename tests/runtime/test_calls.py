@@ -101,7 +101,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([1], {"cache": "no"}, TypeError, "cache must be True or False"),
     ([1], {"cache_salt": 5}, TypeError, "cache_salt must be a str or None"),
     ([1], {"name": 5}, TypeError, "name must be a str or None"),
-    ([1], {"tags": "one"}, TypeError, "tags must be a list of str"),
+    ([1], {"tags": ["one"]}, ConfigError, "tags= comes with the reports of a later version"),
     ([1], {"timeout": 0}, ValueError, "timeout must be above 0"),
     ([1], {"timeout": "1s"}, TypeError, "timeout must be a number of seconds"),
     ("x", {"chat_template_kwargs": {"shout": True}}, ValueError, "only a list of messages"),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from agentkv import ConfigError, Reply, Runtime
+from agentkv import ConfigError, Reply, Runtime, Stream
 from agentkv_kernels import backend, register_backend
 from support.engines import cold, random_prompt
 from support.plain_backend import PlainBackend
-from support.runtimes import idle_and_sound, serving
+from support.runtimes import gated, idle_and_sound, serving
 from support.tiny_models import tiny_model
 
 OPTIONS: dict[str, Any] = {"page_size": 4, "num_pages": 65, "context_limit": 128, "strict": True}
@@ -73,6 +74,27 @@ def test_three_event_loops_in_three_threads_at_once_and_each_is_answered_on_its_
     assert failures == []
     idle_and_sound(runtime)
     asyncio.run(runtime.close())
+
+
+def test_updates_for_a_loop_that_is_gone_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model("llama")
+    with gated(model) as gate:
+        runtime = Runtime(model, **OPTIONS)
+        kept: list[Stream] = []
+
+        async def leave() -> None:
+            await runtime.start()
+            gate.close()
+            kept.append(await runtime.stream(BASE, max_tokens=4).__aenter__())
+            await asyncio.to_thread(gate.arrived.wait, 60)
+
+        asyncio.run(leave())
+        with caplog.at_level(logging.ERROR, logger="agentkv"):
+            gate.open()
+            asyncio.run(check_answers(runtime, prompts(3, 0)))
+            idle_and_sound(runtime)
+        assert caplog.records == []
+        asyncio.run(runtime.close())
 
 
 def test_successive_event_loops_one_of_which_was_left_in_the_middle_of_a_call() -> None:

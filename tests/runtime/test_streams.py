@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from agentkv import ConfigError, QueueFull, Rate, Reply, Runtime, Stream, TextDelta, TurnEnd
+from agentkv import ConfigError, QueueFull, Rate, Reply, Runtime, RuntimeClosed, Stream, TextDelta, TurnEnd
 from agentkv.calls import Call
+from agentkv.runtime.admission import Gate as Queue
 from agentkv.runtime.admission import RateLimits
 from agentkv.sampling_params import SamplingParams
 from support.engines import cold, random_prompt
@@ -300,6 +301,19 @@ async def test_a_full_queue_raises_with_the_numbers_or_lets_callers_wait_their_t
         assert order == [0, 1, 2, 4, 5, 6, 7]
 
 
+async def test_a_place_given_in_the_moment_of_a_cancellation_is_passed_on() -> None:
+    queue = Queue(1)
+    queue.enter_or_raise()
+    for cancelled_first in (False, True):
+        waiter = asyncio.create_task(queue.enter())
+        await asyncio.sleep(0)
+        for act in (waiter.cancel, queue.leave) if cancelled_first else (queue.leave, waiter.cancel):
+            act()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        queue.enter_or_raise()
+
+
 async def test_a_hundred_callers_that_leave_a_short_queue_at_random_take_no_place_with_them(
     model: PreTrainedModel,
 ) -> None:
@@ -319,31 +333,54 @@ async def test_a_hundred_callers_that_leave_a_short_queue_at_random_take_no_plac
             assert isinstance(await runtime.generate(PROMPT, max_tokens=1), Reply)
 
 
-async def test_a_rate_is_kept_for_each_name_or_each_tenant(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds slept by whoever waits for a rate, on a clock that nothing else moves."""
+    slept: list[float] = []
 
     async def no_sleep(seconds: float) -> None:
-        waits.append(seconds)
+        slept.append(seconds)
 
-    clock = SimpleNamespace(monotonic=lambda: sum(waits), time=lambda: sum(waits))
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), time=lambda: sum(slept))
     for module in ("agentkv.runtime.admission", "asyncio_throttle.throttler"):
         monkeypatch.setattr(f"{module}.time", clock)
-        monkeypatch.setattr(f"{module}.asyncio", SimpleNamespace(sleep=no_sleep))
+        monkeypatch.setattr(f"{module}.asyncio", SimpleNamespace(sleep=no_sleep, CancelledError=asyncio.CancelledError))
+    return slept
+
+
+def still_open() -> None:
+    return
+
+
+async def test_a_rate_is_kept_for_each_name_or_each_tenant(waits: list[float]) -> None:
     limits = RateLimits(Rate(2, 10.0))
     for name in ("a", "a", "b", "b", None):
-        await limits.wait(name=name, cache_salt=None)
+        await limits.wait(name=name, cache_salt=None, still_open=still_open)
     assert waits == []
-    await limits.wait(name="a", cache_salt="other tenant")
+    await limits.wait(name="a", cache_salt="other tenant", still_open=still_open)
     assert sum(waits) == pytest.approx(10.0, abs=0.1)
     by_tenant = RateLimits(Rate(1, 10.0, by="cache_salt"))
     before = list(waits)
     for salt in ("x", "y"):
-        await by_tenant.wait(name="a", cache_salt=salt)
+        await by_tenant.wait(name="a", cache_salt=salt, still_open=still_open)
     assert waits == before
-    await by_tenant.wait(name="b", cache_salt="x")
+    await by_tenant.wait(name="b", cache_salt="x", still_open=still_open)
     assert sum(waits) == pytest.approx(20.0, abs=0.1)
+
+
+async def test_a_call_that_leaves_while_it_waits_for_its_rate_takes_no_turn_with_it(waits: list[float]) -> None:
+    limits = RateLimits(Rate(1, 10.0))
+    await limits.wait(name="a", cache_salt=None, still_open=still_open)
+
+    def closed() -> None:
+        raise RuntimeClosed("closed while it waited")
+
+    for _ in range(5):
+        with pytest.raises(RuntimeClosed):
+            await limits.wait(name="a", cache_salt=None, still_open=closed)
+    assert waits == []
+    await limits.wait(name="a", cache_salt=None, still_open=still_open)
+    assert sum(waits) == pytest.approx(10.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
