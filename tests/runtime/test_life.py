@@ -16,7 +16,7 @@ from agentkv import ConfigError, EngineFailed, ModelError, Reply, Runtime, Runti
 from agentkv.models import resolve
 from agentkv.worker import Worker
 from support.engines import cold, random_prompt
-from support.runtimes import gated, serving
+from support.runtimes import Gate, gated, serving
 from support.tiny_models import tiny_model
 
 PROMPT = list(random_prompt(1, 11))
@@ -161,15 +161,23 @@ async def test_a_start_that_fails_raises_for_everybody_who_waits_and_may_be_trie
     await runtime.close()
 
 
+async def one_that_runs_and_others_behind_it(runtime: Runtime, gate: Gate) -> list[asyncio.Task[tuple[int, ...]]]:
+    """One stands in its forward, two are on their way into the engine, two wait for a place in the queue of three."""
+    calls = [asyncio.create_task(ask(runtime, 50))]
+    await asyncio.to_thread(gate.arrived.wait, 60)
+    calls += [asyncio.create_task(ask(runtime, 50)) for _ in range(4)]
+    for _ in range(20):  # The runtime is started: all that they do until they wait is done by this loop.
+        await asyncio.sleep(0)
+    return calls
+
+
 async def test_closing_ends_calls_that_run_wait_or_stream_and_later_ones_and_is_harmless_twice() -> None:
     model = tiny_model("llama")
     with gated(model) as gate:
         runtime = Runtime(model, max_num_seqs=1, max_queue=3, **SMALL)
         await runtime.start()
         gate.close()
-        # One runs, two are on their way into the engine, the others wait for a place in the queue.
-        calls = [asyncio.create_task(ask(runtime, 50)) for _ in range(5)]
-        await asyncio.to_thread(gate.arrived.wait, 60)
+        calls = await one_that_runs_and_others_behind_it(runtime, gate)
         stream = runtime.stream(PROMPT)
         waiting = asyncio.create_task(stream.reply())
         await asyncio.sleep(0)
@@ -205,8 +213,7 @@ async def test_when_the_engine_dies_each_waiting_and_later_call_raises_from_the_
         runtime = Runtime(model, max_num_seqs=1, max_queue=3, **SMALL)
         await runtime.start()
         gate.close()
-        calls = [asyncio.create_task(ask(runtime, 50)) for _ in range(4)]
-        await asyncio.to_thread(gate.arrived.wait, 60)
+        calls = await one_that_runs_and_others_behind_it(runtime, gate)
         gate.error = cause
         with caplog.at_level(logging.ERROR, logger="agentkv"):
             gate.open()
@@ -265,7 +272,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"on_full": "drop"}, 'on_full must be "wait" or "raise", got \'drop\''),
     ({"rate_limit": 5}, "rate_limit must be a Rate"),
     ({"policy": "fifo"}, "unknown policy 'fifo'; known: lfu, lru, superseded-first"),
-    ({"policy": object()}, "a policy is a name or an object with key"),
+    ({"policy": b"lru"}, "a policy is a name or an object with key"),
     ({"seed": "x"}, "seed must be an int"),
     ({"listener": print}, "listener must have a method on_event"),
     ({"strict": "yes"}, "strict must be True or False, got 'yes'"),
