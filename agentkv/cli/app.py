@@ -81,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def program() -> NoReturn:
     """The process's own command line, and the end of the process."""
+    # Read by OpenMP when torch is imported. By default its threads spin while they wait for each other, so on a machine
+    # whose cores have other work, too, they burn the time of the one they wait for: a prefill was seen to take three
+    # times as long with two threads as with one. Asleep they cost some microseconds a wake-up.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
     if code == 130:
         # Taking torch and transformers down in order costs over a second, and whoever pressed Ctrl-C waits for it.
