@@ -175,6 +175,7 @@ def print_slots(console: Console, context_limit: int) -> bool:
 
 async def time_tokens(rounds: int) -> list[tuple[int, float, float]]:
     """(context, ms with the cache, ms by recomputing) for one more token, medians."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, see agentic.py
     from agentkv import Runtime
 
     rows = []
