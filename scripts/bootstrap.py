@@ -241,9 +241,7 @@ def no_room(wanted_mb: int) -> str:
 def no_venv(machine: Machine) -> str:
     return (
         "{} has no working venv module. Install it (Debian, Ubuntu: apt install python{}-venv), or choose "
-        "another Python: make test PYTHON=/path/to/python3".format(
-            machine.python, dotted(machine.version[:2])
-        )
+        "another Python: make test PYTHON=/path/to/python3".format(machine.python, dotted(machine.version[:2]))
     )
 
 
@@ -280,9 +278,7 @@ def install(machine: Machine, venv: str, wanted: List[str], what: str) -> None:
             "another Python or torch: make test PYTHON=python3.11 TORCH=torch".format(what)
         )
     sys.stderr.write("".join(line + "\n" for line in said.strip().splitlines()[-15:]))
-    raise Stop(
-        "pip could not install {}; its last words are above. Mend that, then run make again.".format(what)
-    )
+    raise Stop("pip could not install {}; its last words are above. Mend that, then run make again.".format(what))
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -361,9 +357,7 @@ def top_level_names(part: Any) -> List[str]:
     files = [file.parts[0] for file in part.files or []]
     names = files or (part.read_text("top_level.txt") or part.metadata["Name"]).split()
     skipped = ("..", "/", "__pycache__")
-    return sorted(
-        {name for name in names if name not in skipped and not name.endswith((".dist-info", ".egg-info"))}
-    )
+    return sorted({name for name in names if name not in skipped and not name.endswith((".dist-info", ".egg-info"))})
 
 
 def write_metadata(part: Any, tops: List[str], site_packages: str) -> None:
@@ -374,9 +368,7 @@ def write_metadata(part: Any, tops: List[str], site_packages: str) -> None:
         "METADATA": part.read_text("METADATA") or part.read_text("PKG-INFO") or "",
         "INSTALLER": "agentkv-bootstrap\n",
     }
-    texts["RECORD"] = "".join(
-        name + ",,\n" for name in [*tops, *(stem + "/" + text for text in [*texts, "RECORD"])]
-    )
+    texts["RECORD"] = "".join(name + ",,\n" for name in [*tops, *(stem + "/" + text for text in [*texts, "RECORD"])])
     for name, text in texts.items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
