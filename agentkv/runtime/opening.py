@@ -45,8 +45,16 @@ def open_engine(
 
     Between its stages it asks whether it is still wanted, and ends with RuntimeClosed where it is not.
     """
+    from agentkv.models import LoadOptions, ModelStore, fingerprint, resolve
     from agentkv.models.quiet import paused_garbage_collection
 
+    def still_wanted() -> None:
+        if cancelled():
+            raise RuntimeClosed("the Runtime was closed while it was being opened")
+
+    source = resolve(config.model, still_wanted=still_wanted)
+    if (prefetch := getattr(source, "prefetch", None)) is not None:
+        prefetch()
     # transformers imports most of itself when these modules first ask for it, and makes no garbage meanwhile.
     with paused_garbage_collection():
         import torch
@@ -56,16 +64,10 @@ def open_engine(
         from agentkv.cache import PrefixCache
         from agentkv.engine import Engine
         from agentkv.model_runner import default_context_limit, open_runner, rope_regime
-        from agentkv.models import LoadOptions, ModelStore, fingerprint, resolve
         from agentkv.scheduler import Scheduler
-
-    def still_wanted() -> None:
-        if cancelled():
-            raise RuntimeClosed("the Runtime was closed while it was being opened")
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    source = resolve(config.model, still_wanted=still_wanted)
     loaded = source.load(
         LoadOptions(
             dtype=config.dtype,

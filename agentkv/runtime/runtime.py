@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from xxhash import xxh3_64_intdigest
 
@@ -235,6 +235,12 @@ class Runtime:
         self._serving().ask(lambda engine: engine.check()).result()
 
     # -- calls --------------------------------------------------------------------------------------------------
+
+    @overload
+    async def generate(self, prompt: Prompt, *, n: Literal[1] = 1, **options: Any) -> Reply: ...
+
+    @overload
+    async def generate(self, prompt: Prompt, *, n: int, **options: Any) -> Reply | list[Reply]: ...
 
     async def generate(
         self,
