@@ -14,6 +14,7 @@ import pytest
 
 from agentkv.cli import demo_task, main
 from support.chat_models import save_chat_model
+from support.ctrl_c import heed_ctrl_c
 
 # As the real task, cut to what a byte-level tokenizer turns into a few hundred tokens.
 SHORT = dataclasses.replace(
@@ -110,7 +111,13 @@ program()
 """
     command = [sys.executable, "-c", program, "demo", "--model", str(folder), "600"]
     with subprocess.Popen(
-        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -13,6 +13,7 @@ import pytest
 import agentkv
 from agentkv.cli import main
 from agentkv.models import ModelStore
+from support.ctrl_c import heed_ctrl_c
 from support.tiny_gguf import write_gguf
 from support.tiny_models import tiny_model
 
@@ -149,7 +150,9 @@ sys.exit(main(["models", "fetch", "smollm2-135m"]))
         "STARTED": str(started),
     }
     command = [sys.executable, "-c", stand_in, str(hangs)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+    ) as process:
         pip_id = int(started.read_text())  # Waits until the stand-in writes it.
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
