@@ -59,7 +59,9 @@ class ConvertedFolder:
         if template.is_file():
             settings["chat_template"] = template.read_text(encoding="utf-8")
         kind: Any = TokenizersBackend
-        made: PreTrainedTokenizerBase = kind(tokenizer_object=parsed, name_or_path=str(self._folder), **settings)
+        made: PreTrainedTokenizerBase = kind(
+            tokenizer_object=_HandedOver(parsed), name_or_path=str(self._folder), **settings
+        )
         return made
 
     def model(self, dtype: torch.dtype) -> PreTrainedModel | None:
@@ -87,6 +89,19 @@ class ConvertedFolder:
             model.generation_config = GenerationConfig.from_pretrained(self._folder)
         made: PreTrainedModel = model
         return made
+
+
+class _HandedOver:
+    """An object that its receiver copies and that nobody else keeps, so that the copy may be the object itself.
+
+    The copy would be a second parsing of the whole tokenizer.
+    """
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._held
 
 
 def _read_json(path: Path) -> dict[str, Any]:

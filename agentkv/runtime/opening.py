@@ -46,6 +46,7 @@ def open_engine(
     Between its stages it asks whether it is still wanted, and ends with RuntimeClosed where it is not.
     """
     from agentkv.models import LoadOptions, ModelStore, fingerprint, resolve
+    from agentkv.models.index import import_transformers_models
     from agentkv.models.quiet import paused_garbage_collection
 
     def still_wanted() -> None:
@@ -61,6 +62,7 @@ def open_engine(
         import transformers  # noqa: F401  # imported here so that its own time is not taken for the model's
 
         began = time.perf_counter()
+        import_transformers_models()
         from agentkv.cache import PrefixCache
         from agentkv.engine import Engine
         from agentkv.model_runner import default_context_limit, open_runner, rope_regime
