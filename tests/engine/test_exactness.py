@@ -99,7 +99,7 @@ def test_packed_with_others_of_other_cached_and_new_lengths_each_answers_as_alon
         assert cached == [0, 3, page_size, 5 * page_size, len(base) - 1]
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "gpt_oss", "qwen2_window"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "gpt_oss", "qwen2_window"])
 def test_every_length_of_a_cached_prefix_around_the_window_gives_the_same(kind: str, verdicts: Path) -> None:
     prompt = random_prompt(20, 3 * WINDOW)
     with serving(kind, verdicts, page_size=4) as driver:

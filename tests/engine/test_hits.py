@@ -230,3 +230,32 @@ def test_no_call_counts_before_it_is_admitted_and_each_counts_once() -> None:
         assert getattr(counters, name) == sum(getattr(usage, name) for usage in usages)
     for cause, tokens in counters.misses.items():
         assert tokens == sum(usage.misses[cause] for usage in usages)
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_what_lost_pages_hits_only_up_to_the_loss_in_answer_usage_and_counters(gone: int) -> None:
+    driver = hash_driver(page_size=P, num_pages=4)
+    prompt = (1, *random_prompt(15, 3 * P - 1, 64))
+    for each in (prompt, (2, *random_prompt(16, gone * P - 1, 64))):
+        assert expect_cold_answer(driver, each, 1) == 0
+    reply = driver.ask(prompt, max_tokens=1)
+    assert reply.token_ids == driver.runner.greedy(prompt, 1)
+    assert reply.usage.cached_tokens == driver.engine.counters.cached_tokens == (3 - gone) * P
+    assert reply.usage.misses["evicted"] == gone * P
+
+
+def test_going_back_to_every_place_leaves_a_forked_sibling_that_runs_untouched() -> None:
+    driver, prompt = hash_driver(page_size=P), random_prompt(17, 3 * P + 2, 64)
+    expect_cold_answer(driver, prompt)
+    fork = (*prompt[: 2 * P + 1], (prompt[2 * P + 1] + 1) % 64, 5)
+    sibling = driver.add(fork, max_tokens=30)
+    driver.step()
+    back = {}
+    for length in range(1, len(prompt) + 1):
+        back[driver.add(prompt[:length], max_tokens=2)] = prompt[:length]
+        driver.step()
+    assert (sibling, 0) not in driver.replies, "it runs all the while"
+    driver.run()
+    for call, asked in back.items():
+        assert driver.replies[call, 0].token_ids == driver.runner.greedy(asked, 2)
+    assert driver.replies[sibling, 0].token_ids == driver.runner.greedy(fork, 30)

@@ -143,17 +143,12 @@ def test_samples_that_do_not_all_fit_wait_or_are_refused_together_and_disturb_no
     many = driver.add(prompt, n=4, temperature=1.0, max_tokens=6)
     driver.run()
     assert driver.replies[running, 0].token_ids == driver.runner.greedy(other, 12)
-    answered = [driver.replies.get((many, index)) for index in range(4)]
-    if many in driver.errors:
-        assert isinstance(driver.errors[many], OutOfPages)
-        assert answered == [None] * 4
-    else:
-        alone = hash_driver(page_size=P)
-        call = alone.add(prompt, n=4, temperature=1.0, max_tokens=6)
-        alone.run()
-        assert [reply.token_ids for reply in answered if reply] == [
-            alone.replies[call, index].token_ids for index in range(4)
-        ]
+    assert many not in driver.errors
+    answered = [driver.replies[many, index].token_ids for index in range(4)]
+    alone = hash_driver(page_size=P)
+    call = alone.add(prompt, n=4, temperature=1.0, max_tokens=6)
+    alone.run()
+    assert answered == [alone.replies[call, index].token_ids for index in range(4)]
 
 
 # -- calls that leave ---------------------------------------------------------------------------------------
@@ -248,3 +243,31 @@ def test_a_cancelled_call_of_several_answers_ends_those_that_have_not_ended() ->
     assert all(driver.replies[key] is reply for key, reply in ended.items())
     assert {reply.finish_reason for key, reply in driver.replies.items() if key not in ended} == {"cancelled"}
     driver.run()
+
+
+@pytest.mark.parametrize("pages", [3, 4])
+def test_samples_that_can_never_stand_side_by_side_are_refused_as_a_whole(pages: int) -> None:
+    driver, other = hash_driver(page_size=P, num_pages=pages + 1), random_prompt(73, 3, 64)
+    running = driver.add(other, max_tokens=6)
+    driver.step()
+    many = driver.add(random_prompt(66, P + 2, 64), n=4, temperature=1.0, max_tokens=6)
+    driver.run()
+    assert isinstance(driver.errors[many], OutOfPages)
+    assert not any(call == many for call, _ in driver.replies)
+    assert driver.replies[running, 0].token_ids == driver.runner.greedy(other, 6)
+    assert driver.engine.cache.counters().in_use == 0
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "superseded-first"])
+def test_a_system_prompt_of_2000_tokens_stays_while_any_leaf_can_go(policy: str) -> None:
+    system = random_prompt(74, 2000, 64)
+    driver = hash_driver(page_size=16, num_pages=1 + 125 + 15, policy=policy)
+    histories = {agent: (*system, agent) for agent in range(3)}
+    for turn in range(8):
+        for agent in histories:
+            prompt = (*histories[agent], *random_prompt(1000 + 10 * turn + agent, 20, 64))
+            reply = driver.ask(prompt, max_tokens=4)
+            assert reply.token_ids == driver.runner.greedy(prompt, 4)
+            assert turn == agent == 0 or reply.usage.cached_tokens >= 2000
+            histories[agent] = (*prompt, *reply.token_ids) if len(prompt) < 2080 else (*system, agent)
+    assert driver.engine.cache.counters().evictions > 0

@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama
 
 from agentkv.errors import ConfigError, ModelRefused
 from agentkv.model_runner import ModelRunner, open_runner, opening
+from agentkv.model_runner.quirks import REFUSED_MODEL_TYPES
 from agentkv_kernels import ReferenceBackend
 from support.engines import random_prompt
 from support.tiny_models import REFUSED, SERVED, tiny_config, tiny_model
@@ -238,3 +239,9 @@ def test_a_verdict_is_kept_for_this_very_model_and_what_cannot_be_kept_is_asked_
     for _ in range(2):
         opened(tiny_model("llama"), tmp_path / "a file").close()
     assert len(judged) == 4
+
+
+def test_a_line_in_the_file_of_quirks_refuses_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REFUSED_MODEL_TYPES, "llama", "only for this test")
+    with pytest.raises(ModelRefused, match="only for this test"):
+        opened(tiny_model("llama"), tmp_path)

@@ -101,8 +101,23 @@ def test_the_package_leaves_torch_and_numpy_unimported():
     assert loaded == "set()"
 
 
+PRINT_KEYS = """
+from agentkv.models.fingerprint import canonical_config, canonical_json
+from agentkv.namespaces import namespace_of
+from agentkv_radix import RadixTree, xxh3_128
+config = {"b": 1, "a": {"y": [1], "x": None}, "rope": {"rope_type": "default", "theta": 1e4}}
+space = namespace_of(xxh3_128(canonical_json(canonical_config(config))), adapter="a", salt="s")
+node = RadixTree(page_size=4).insert(list(range(8)), [1, 2], namespace=space).node
+print(space.hex(), [page_hash.hex() for page_hash in node.page_hashes])
+"""
+
+
+def test_namespaces_and_the_hashes_under_them_are_equal_in_three_interpreters():
+    assert len({run_python(PRINT_KEYS, seed=seed) for seed in ("0", "1", "4242")}) == 1
+
+
 def run_python(code: str, seed: str = "random") -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT / "radix")}
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'radix'}"}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()

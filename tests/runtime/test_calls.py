@@ -19,8 +19,10 @@ from agentkv import (
     Reply,
     RequestError,
     Runtime,
+    TextDelta,
     Usage,
 )
+from agentkv.runtime.prompt import PromptEncoder
 from support.engines import cold, random_prompt
 from support.runtimes import gated, idle_and_sound, serving
 from support.tiny_chat import TEMPLATE, text_of, tiny_chat_tokenizer
@@ -308,3 +310,56 @@ async def test_the_event_loop_is_never_held_for_long_while_tokens_are_made() -> 
             await ticking
             assert gate.forwards - forwards > 24
             assert longest < 0.05
+
+
+async def test_a_turn_sent_on_the_last_token_itself_hits_all_but_that_token_a_hundred_times(runtime: Runtime) -> None:
+    for number in range(100):
+        turn, length, said = random_prompt(1000 + number, 9), 1 + number % 4, []
+        async with runtime.stream(turn, max_tokens=length) as stream:
+            async for event in stream:
+                said += event.token_ids if isinstance(event, TextDelta) else ()
+                if len(said) == length:
+                    break
+            following = await ask(runtime, [*turn, *said], max_tokens=1)
+        assert following.usage.computed_tokens == 1
+
+
+async def test_a_tokenizer_that_raises_ends_its_own_call(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = PromptEncoder._encode_text
+
+    def failing(self: PromptEncoder, text: str, **options: Any) -> list[int]:
+        if "bad" in text:
+            raise ArithmeticError("tokenising")
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(PromptEncoder, "_encode_text", failing)
+    good = [asyncio.create_task(ask(runtime, text, max_tokens=3)) for text in ("xy", "yz")]
+    with pytest.raises(ArithmeticError, match="tokenising"):
+        await runtime.generate("bad")
+    for task, text in zip(good, ("xy", "yz"), strict=True):
+        assert (await task).token_ids == cold("llama").answer(tuple(tiny_chat_tokenizer()(text)["input_ids"]), 3)
+
+
+async def test_one_token_more_than_the_pool_is_refused_at_once_while_another_call_runs() -> None:
+    model = tiny_model("llama")
+    with gated(model) as gate:
+        async with serving(model, page_size=P, num_pages=6, context_limit=LIMIT) as runtime:
+            gate.close()
+            runs = asyncio.create_task(ask(runtime, PROMPT, max_tokens=3))
+            await asyncio.to_thread(gate.arrived.wait, 60)
+            try:
+                with pytest.raises(PromptTooLarge, match="need 6 pages"):
+                    await asyncio.wait_for(runtime.generate(PROMPT, max_tokens=5 * P - len(PROMPT) + 1), 30)
+            finally:
+                gate.open()
+            assert (await runs).token_ids == cold("llama").answer(tuple(PROMPT), 3)
+
+
+async def test_prompts_with_nothing_in_common_have_a_hit_rate_of_zero_over_preemptions() -> None:
+    async with serving(tiny_model("llama"), page_size=P, num_pages=11, context_limit=64) as runtime:
+        prompts = [[first, *random_prompt(40 + first, 8)] for first in range(6)]
+        await asyncio.gather(*(ask(runtime, prompt, max_tokens=16) for prompt in prompts))
+        figures = runtime.report().to_dict()
+    assert figures["preemptions"] > 0
+    assert figures["rerun_positions"] > 0
+    assert figures["hit_rate"] == 0.0

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from agentkv import ConfigError, Reply, Runtime, Stream
 from agentkv_kernels import backend, register_backend
@@ -121,6 +122,8 @@ def test_successive_event_loops_one_of_which_was_left_in_the_middle_of_a_call() 
 
 async def test_two_runtimes_with_two_backends_and_page_sizes_in_turns_and_at_once() -> None:
     reference_model, plain_model = tiny_model("gemma3"), tiny_model("gemma3")
+    models, inputs = (reference_model, plain_model), torch.tensor([BASE])
+    before = [model(inputs).logits for model in models]
     async with (
         serving(reference_model, page_size=4) as reference,
         serving(plain_model, page_size=3, backend="plain in turns") as plain,
@@ -134,6 +137,7 @@ async def test_two_runtimes_with_two_backends_and_page_sizes_in_turns_and_at_onc
             assert figures["cached_tokens"] > 0
             assert figures["pages"]["cached"] > 0
             assert figures["pages"]["total"] == 128, page_size
+    assert all(torch.equal(model(inputs).logits, logits) for model, logits in zip(models, before, strict=True))
 
 
 async def test_an_unknown_backend_is_named_with_those_that_were_registered() -> None:

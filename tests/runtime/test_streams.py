@@ -397,3 +397,31 @@ async def test_calls_over_the_rate_are_served_later_and_not_lost(model: PreTrain
     async with talking(model, rate_limit=Rate(3, 0.05)) as runtime:
         replies = await asyncio.gather(*(runtime.generate(PROMPT, max_tokens=1, name="a") for _ in range(7)))
         assert all(isinstance(reply, Reply) for reply in replies)
+
+
+async def test_two_hundred_callers_that_leave_at_random_moments_leave_nothing_behind(model: PreTrainedModel) -> None:
+    choose = random.Random(11)
+    asked = [(list(random_prompt(i % 5, 1 + i % 14)), 1 + i % 9) for i in range(200)]
+    async with talking(model, max_num_seqs=4, max_num_batched_tokens=8) as runtime:
+
+        async def call(number: int) -> Any:
+            prompt, length = asked[number]
+            if number % 2:
+                return await runtime.generate(prompt, max_tokens=length)
+            async with runtime.stream(prompt, max_tokens=length) as stream:
+                async for _ in stream:
+                    pass
+                return await stream.reply()
+
+        tasks = [asyncio.create_task(call(number)) for number in range(200)]
+        while pending := [task for task in tasks if not task.done()]:
+            if choose.random() < 0.3:
+                choose.choice(pending).cancel()
+            await asyncio.wait(pending, return_when="FIRST_COMPLETED")
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        idle_and_sound(runtime)
+        assert {type(each) for each in ended} == {Reply, asyncio.CancelledError}
+        for (prompt, length), reply in zip(asked, ended, strict=True):
+            if isinstance(reply, Reply):
+                assert reply.token_ids == cold("llama").answer(prompt, length)
+        assert isinstance(await runtime.generate(PROMPT, max_tokens=1), Reply)
