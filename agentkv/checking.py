@@ -26,7 +26,7 @@ from torch import Tensor
 from agentkv.cache import PrefixCache
 from agentkv.calls import Call, CallFailed, ChoiceEnded
 from agentkv.engine import Engine
-from agentkv.errors import ModelRefused
+from agentkv.errors import ModelUnsupported
 from agentkv.model_runner import (
     ModelRunner,
     PackedSequence,
@@ -119,7 +119,7 @@ def check_model(
     progress("loading the weights in fp32")
     try:
         loaded = source.load(LoadOptions(dtype="float32"))
-    except ModelRefused as refusal:
+    except ModelUnsupported as refusal:
         return ModelCheck(source.name, "refused", refusal.reason, seconds=time.perf_counter() - began)
     try:
         return _check_loaded(loaded, output_tokens, progress, began)
@@ -145,7 +145,7 @@ def _check_loaded(loaded: LoadedModel, output_tokens: int, progress: Callable[[s
                 # Cold and shared runs keep what they compute apart: twice the prompts, and the null page.
                 num_pages=1 + 2 * sum(-(-(len(prompt) + output_tokens) // PAGE_SIZE) for prompt in prompts),
             )
-        except ModelRefused as refusal:
+        except ModelUnsupported as refusal:
             seconds = time.perf_counter() - began
             return ModelCheck(loaded.name, "refused", refusal.reason, architecture, seconds=seconds)
     try:

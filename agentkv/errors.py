@@ -4,7 +4,7 @@
     ├── ConfigError          an option of Runtime or of a call is wrong: fix the argument     (also ValueError)
     ├── ModelError           the model cannot be served
     │   ├── ModelNotFound    no such model here: the message says where it was looked for
-    │   ├── ModelRefused     it loads, but serving it from a cache would not be exact: choose another
+    │   ├── ModelUnsupported     it loads, but serving it from a cache would not be exact: choose another
     │   └── DownloadFailed   the model could not be fetched: the message says what to fetch by hand
     ├── RequestError         this call can never work as it is: shrink or change it           (also ValueError)
     │   ├── ContextOverflow  prompt + max_tokens is longer than the model's context
@@ -40,7 +40,7 @@ __all__ = [
     "InternalError",
     "ModelError",
     "ModelNotFound",
-    "ModelRefused",
+    "ModelUnsupported",
     "NotStarted",
     "OutOfPages",
     "PromptTooLarge",
@@ -68,11 +68,14 @@ class ModelNotFound(ModelError):
     """Nothing by that name: neither built in, nor a folder or file here, nor to be had from a hub."""
 
 
-class ModelRefused(ModelError):
-    """The model was understood, and serving it over cached pages would not be exact."""
+class ModelUnsupported(ModelError):
+    """The model was understood, and serving it over cached pages would not be exact.
+
+    `reason` continues a sentence that begins with the model's name: "keeps a recurrent state, …".
+    """
 
     def __init__(self, model: str, reason: str) -> None:
-        super().__init__(f"{model} cannot be served from a prefix cache: {reason}")
+        super().__init__(f"{model} {reason} (docs/models.md)")
         self.model = model
         self.reason = reason
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedList
 
-from agentkv_radix import Event, HashPage, chain_hash
+from agentkv_radix import Event, HashPage, chain_hash, common_tokens
 
 __all__ = ["Ghosts", "Remembered"]
 
@@ -89,14 +89,5 @@ class Ghosts:
         best = 0
         for key in self._order[max(0, place - 1) : place + 1]:
             if key.startswith(parent_hash):
-                best = max(best, _common_tokens(page, key[len(parent_hash) :]))
+                best = max(best, common_tokens(page, key[len(parent_hash) :]))
         return best
-
-
-def _common_tokens(left: bytes, right: bytes) -> int:
-    """Leading tokens, 4 bytes each, that both begin with."""
-    length = min(len(left), len(right))
-    for index in range(0, length, 4):
-        if left[index : index + 4] != right[index : index + 4]:
-            return index // 4
-    return length // 4

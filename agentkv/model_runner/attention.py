@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from agentkv.errors import ModelRefused
+from agentkv.errors import ModelUnsupported
 
 __all__ = ["AttentionCall", "AttentionHandler", "AttentionSwitch", "handling", "in_own_forward"]
 
@@ -94,11 +94,13 @@ def _read_call(
         if name not in _WITHOUT_EFFECT and name not in _UNDERSTOOD and given is not None
     ]
     if unknown:
-        raise ModelRefused(type(module).__name__, f"its attention takes {', '.join(sorted(unknown))}, unknown here")
+        raise ModelUnsupported(
+            type(module).__name__, f"hands its attention function {', '.join(sorted(unknown))}, which is unknown here"
+        )
     if arguments.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise ModelRefused(type(module).__name__, "its attention also looks forward")
+        raise ModelUnsupported(type(module).__name__, "attends to later tokens too; agentkv runs decoders only")
     if query.shape[0] != 1:
-        raise ModelRefused(type(module).__name__, f"it regroups the packed batch into {query.shape[0]} rows")
+        raise ModelUnsupported(type(module).__name__, f"regroups the packed batch into {query.shape[0]} rows")
     scaling = arguments.get("scaling")
     return AttentionCall(
         module=module,
@@ -178,18 +180,20 @@ class AttentionSwitch:
     """Puts a model's attention onto ours, and back. At most one at a time holds a model object."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises ModelRefused where the switch does not take, and where another Runtime holds the model."""
+        """Raises ModelUnsupported where the switch does not take, and where another Runtime holds the model."""
         name = type(model).__name__
         with _registration:
             if model in _switched:
-                raise ModelRefused(name, "this model object already serves another Runtime; close that one first")
+                raise ModelUnsupported(name, "serves another Runtime already; close that one first")
             _switched.add(model)
         self._model = model
         self._configs = _attention_configs(model)
         self._former = [(config, config._attn_implementation) for config in self._configs]
         try:
             if not getattr(model, "_supports_attention_backend", False):
-                raise ModelRefused(name, "it does not use transformers' attention interface")
+                raise ModelUnsupported(
+                    name, "does not use transformers' attention interface, through which pages are read"
+                )
             for config, former in self._former:
                 config._attn_implementation_internal = _registered_name(former or "eager")
         except BaseException:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from agentkv.errors import ModelRefused
+from agentkv.errors import ModelUnsupported
 from agentkv_kernels import LayerSpec
 
 from .attention import AttentionCall, handling, zeros_like_output
@@ -69,8 +69,8 @@ def text_config(model: PreTrainedModel) -> object:
 def discover_layers(model: PreTrainedModel) -> AttentionLayers:
     """Run one token through a switched model and note what each attention layer asked for.
 
-    Costs less than a decode step, for the weights of linear layers are not read. Raises ModelRefused where some layer
-    keeps a state that is not keys and values.
+    Costs less than a decode step, for the weights of linear layers are not read. Raises ModelUnsupported where some
+    layer keeps a state that is not keys and values.
     """
     recorder = _Recorder()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
@@ -79,10 +79,12 @@ def discover_layers(model: PreTrainedModel) -> AttentionLayers:
     name = type(model).__name__
     expected = getattr(text_config(model), "num_hidden_layers", None)
     if not recorder.calls or (expected is not None and len(recorder.calls) < expected):
-        raise ModelRefused(name, f"{len(recorder.calls)} of its {expected} layers call attention through the interface")
+        raise ModelUnsupported(
+            name, f"has {expected} layers, of which {len(recorder.calls)} use transformers' attention interface"
+        )
     modules = tuple(call.module for call in recorder.calls)
     if len({id(module) for module in modules}) != len(modules):
-        raise ModelRefused(name, "a layer attends more than once in a forward")
+        raise ModelUnsupported(name, "has a layer that attends more than once in a forward")
     specs = tuple(
         LayerSpec(
             kv_heads=call.key.shape[1],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentkv.errors import ConfigError, ModelRefused
+from agentkv.errors import ConfigError, ModelUnsupported
 from agentkv_kernels import StoreTooLarge, UnknownBackend, get_backend
 
 from .attention import AttentionSwitch
@@ -51,7 +51,7 @@ def open_runner(
 ) -> ModelRunner:
     """Switch the model's attention, hold its RoPE, judge it, and make its store. Undone whole if any of it fails.
 
-    `num_pages` counts the null page. Raises ModelRefused with the reason, ConfigError for a backend or a pool that
+    `num_pages` counts the null page. Raises ModelUnsupported with the reason, ConfigError for a backend or a pool that
     cannot be. Costs one decode step, the probe where no verdict is known, and no writing of the pool's memory.
     """
     device = model.device
@@ -62,8 +62,8 @@ def open_runner(
     try:
         refuse_by_structure(model)
         switch = AttentionSwitch(model)
-    except ModelRefused as error:
-        raise ModelRefused(name, error.reason) from error
+    except ModelUnsupported as error:
+        raise ModelUnsupported(name, error.reason) from error
     rope = FrozenRope("", ())
     try:
         rope = freeze_rope(model, context_limit)
@@ -79,8 +79,8 @@ def open_runner(
     except BaseException as error:
         switch.restore()
         rope.restore()
-        if isinstance(error, ModelRefused):
-            raise ModelRefused(name, error.reason) from error
+        if isinstance(error, ModelUnsupported):
+            raise ModelUnsupported(name, error.reason) from error
         if isinstance(error, StoreTooLarge):
             raise ConfigError(f"the pool does not fit: {error}. Lower num_pages= or memory=.") from error
         raise

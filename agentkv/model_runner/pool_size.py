@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
 
 from agentkv.errors import ConfigError
 from agentkv_kernels import LayerSpec
+
+from .available import available_memory
 
 __all__ = ["bytes_per_page", "num_pages_for"]
 
@@ -18,7 +19,7 @@ _GPU_SHARE = 0.9
 
 def bytes_per_page(layers: Sequence[LayerSpec], page_size: int) -> int:
     """Bytes of one page over all layers, keys and values."""
-    return page_size * sum(spec.kv_heads * (spec.key_size + spec.value_size) * spec.dtype.itemsize for spec in layers)
+    return page_size * sum(spec.token_bytes for spec in layers)
 
 
 def num_pages_for(layers: Sequence[LayerSpec], page_size: int, device: torch.device, memory: int | None) -> int:
@@ -29,7 +30,7 @@ def num_pages_for(layers: Sequence[LayerSpec], page_size: int, device: torch.dev
     """
     page = bytes_per_page(layers, page_size)
     if memory is None:
-        memory = _free_on_gpu(device) if device.type == "cuda" else min(int(_available() * _CPU_SHARE), _CPU_MOST)
+        memory = _free_on_gpu(device) if device.type == "cuda" else min(int(available_memory() * _CPU_SHARE), _CPU_MOST)
     if memory < 2 * page:
         raise ConfigError(
             f"a pool needs at least two pages of {page} bytes; memory= allows {memory} bytes. Give it more."
@@ -40,15 +41,3 @@ def num_pages_for(layers: Sequence[LayerSpec], page_size: int, device: torch.dev
 def _free_on_gpu(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     return int(free * _GPU_SHARE)
-
-
-def _available() -> int:
-    """Bytes of memory that can be had without swapping: what Linux estimates, else what is free."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

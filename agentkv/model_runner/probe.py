@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentkv.errors import ModelRefused
+from agentkv.errors import ModelUnsupported
 from agentkv_kernels import get_backend
 
 from .attention import AttentionSwitch
@@ -43,27 +43,30 @@ def exactness_bound(reference: Tensor) -> float:
 
 
 def refuse_by_structure(model: PreTrainedModel) -> None:
-    """Raise ModelRefused for what is plain to see without a forward."""
+    """Raise ModelUnsupported for what is plain to see without a forward."""
     name, config = type(model).__name__, model.config
     if config.model_type in REFUSED_MODEL_TYPES:
-        raise ModelRefused(name, REFUSED_MODEL_TYPES[config.model_type])
+        raise ModelUnsupported(name, REFUSED_MODEL_TYPES[config.model_type])
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelRefused(name, "it is an encoder-decoder: its keys depend on a second input")
+        raise ModelUnsupported(name, "has an encoder, on whose input its keys depend; agentkv runs decoders only")
     if not model.can_generate():
-        raise ModelRefused(name, "it has no language-modelling head; load it as a causal language model")
+        raise ModelUnsupported(name, "has no language-modelling head; load it as a causal language model")
+    if getattr(model, "_is_stateful", False):
+        # So transformers marks the models that it cannot rewind either, those with attention in some layers included.
+        raise ModelUnsupported(
+            name,
+            "keeps a recurrent state, which pages cannot hold; agentkv runs decoders with attention layers only",
+        )
     if not getattr(model, "_supports_attention_backend", False):
-        reason = "it does not use transformers' attention interface"
-        if any(hasattr(config, field) for field in ("state_size", "ssm_cfg", "attention_hidden_size")):
-            reason += "; it keeps a recurrent state instead of keys and values"
-        raise ModelRefused(name, reason)
+        raise ModelUnsupported(name, "does not use transformers' attention interface, through which pages are read")
     types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
     if not types <= _SERVED_LAYER_TYPES:
         others = ", ".join(sorted(types - _SERVED_LAYER_TYPES))
-        raise ModelRefused(name, f"it has layers of kind {others}; full and sliding attention can be served")
+        raise ModelUnsupported(name, f"has layers of kind {others}; full and sliding attention can be served")
 
 
 def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -> None:
-    """Raise ModelRefused unless packed, chunked, paged logits equal the model's own eager ones on a small copy.
+    """Raise ModelUnsupported unless packed, chunked, paged logits equal the model's own eager ones on a small copy.
 
     Costs an fp32 copy of a few layers and of 512 rows of the vocabulary, and four forwards of at most 48 tokens.
     """
@@ -71,7 +74,7 @@ def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -
     try:
         small = _small_copy(model, layers)
     except Exception as error:
-        raise ModelRefused(name, f"no small copy of it can be built to compare with ({error})") from error
+        raise ModelUnsupported(name, f"cannot be built small, to compare with ({error})") from error
     generator = torch.Generator().manual_seed(0)
     rows = vocabulary_rows(small)
     prompts = [torch.randint(rows, (length,), generator=generator).tolist() for length in _LENGTHS]
@@ -85,9 +88,9 @@ def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -
     for prompt, reference, logits in zip(prompts, expected, served, strict=True):
         difference = float((reference - logits).abs().max())
         if not difference <= exactness_bound(reference):
-            raise ModelRefused(
+            raise ModelUnsupported(
                 name,
-                f"served from pages its logits differ from its own by {difference:.2g} over {len(prompt)} tokens "
+                f"gives other logits over pages than by itself, by {difference:.2g} over {len(prompt)} tokens "
                 f"(allowed {exactness_bound(reference):.2g}): its masks or positions carry more than causality "
                 f"and the windows it tells the attention function",
             )

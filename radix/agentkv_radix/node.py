@@ -181,16 +181,6 @@ class Match:
             self._page_ids = path_page_ids(self.located(), None, self.num_pages)
         return self._page_ids
 
-    @property
-    def entered(self) -> Node:
-        """The deepest node that the prompt shares at least one token with."""
-        return self.node if self.partial is None else self.partial.node
-
-    @property
-    def reach(self) -> int:
-        """The furthest token end that any path through `entered` ever had: how far the path goes that was left."""
-        return self.entered.reach
-
     def located(self) -> Node:
         """The node that holds the last matched page now. Raises StaleMatch where that page was evicted.
 

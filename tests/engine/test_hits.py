@@ -103,6 +103,7 @@ def test_a_thousand_prompts_are_right_under_a_hash_that_collides(hash_page: Call
             driver.run()
     driver.run()
     assert len(driver.replies) == 1000
+    assert driver.engine.counters.cached_tokens > 1000
     for call, prompt in calls.items():
         assert driver.replies[call, 0].token_ids == driver.runner.greedy(prompt, 1)
 

@@ -85,6 +85,7 @@ def test_interleaved_decodes_of_one_prompt_are_right_in_a_pool_whose_pages_are_r
         expected = alone.ask(prompt, temperature=1.0, seed=i, max_tokens=4 + 5 * i)
         assert driver.replies[calls[i], 0].token_ids == expected.token_ids
     assert len({driver.replies[call, 0].token_ids for call in calls[3:]}) == 1
+    assert driver.engine.cache.counters().evictions > 0
 
 
 def test_a_hundred_distinct_prompts_pass_through_a_pool_with_room_for_five() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentkv import ModelRefused, Reply, Runtime
+from agentkv import ModelUnsupported, Reply, Runtime
 from support.engines import cold, random_prompt
 from support.runtimes import gated, serving
 from support.tiny_models import tiny_model
@@ -119,7 +119,7 @@ async def test_mode_gradients_and_attributes_come_back_also_when_it_could_not_be
     if fails:
         model.model.layers[0].self_attn.is_causal = False
         attributes = [set(vars(module)) for module in model.modules()]
-        with pytest.raises(ModelRefused, match="also looks forward"):
+        with pytest.raises(ModelUnsupported, match="attends to later tokens too"):
             await Runtime(model, context_limit=64).start()
     else:
         async with serving(model, context_limit=64) as runtime:
@@ -135,7 +135,7 @@ async def test_mode_gradients_and_attributes_come_back_also_when_it_could_not_be
 async def test_a_second_runtime_on_one_model_object_is_refused_and_leaves_the_first_alone() -> None:
     model = tiny_model("llama").train()
     async with serving(model) as runtime:
-        with pytest.raises(ModelRefused, match="already serves another Runtime"):
+        with pytest.raises(ModelUnsupported, match="serves another Runtime already"):
             await Runtime(model, context_limit=64).start()
         assert await ask(runtime, 3) == cold("llama").answer(PROMPT, 3)
     assert model.training, "the refused one has not taken the mode of the first for the owner's"

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from agentkv.errors import ConfigError, ModelRefused
+from agentkv.errors import ConfigError, ModelUnsupported
 from agentkv.model_runner import ModelRunner, open_runner, opening
 from agentkv.model_runner.quirks import REFUSED_MODEL_TYPES
 from agentkv_kernels import ReferenceBackend
@@ -22,10 +22,11 @@ from support.tiny_models import REFUSED, SERVED, tiny_config, tiny_model
 
 REASONS = {
     "llama4": "layers of kind chunked_attention",
-    "qwen2_moe_window": "logits differ from its own .* masks or positions carry more than causality",
-    "phimoe_window": "logits differ from its own .* masks or positions carry more than causality",
-    "mamba": "recurrent state instead of keys and values",
-    "t5": "encoder-decoder",
+    "qwen2_moe_window": "gives other logits over pages .* masks or positions carry more than causality",
+    "phimoe_window": "gives other logits over pages .* masks or positions carry more than causality",
+    "mamba": "keeps a recurrent state, which pages cannot hold",
+    "qwen3_next": "keeps a recurrent state, which pages cannot hold",
+    "t5": "has an encoder",
     "falcon_alibi": "does not use transformers' attention interface",
 }
 
@@ -74,9 +75,9 @@ def test_it_is_refused_with_its_reason_each_time_and_left_as_it_was(kind: str, t
     model = tiny_model(kind)
     before, logits = state(model), answer(model)
     for _ in range(2):
-        with pytest.raises(ModelRefused, match=REASONS[kind]) as refused:
+        with pytest.raises(ModelUnsupported, match=REASONS[kind]) as refused:
             opened(model, tmp_path, name="my-model")
-        assert str(refused.value).startswith("my-model cannot be served from a prefix cache: ")
+        assert str(refused.value).startswith("my-model ")
         assert state(model) == before
         assert torch.equal(answer(model), logits)
     assert list(tmp_path.iterdir()) == [], "a refusal is not kept as a verdict"
@@ -96,7 +97,7 @@ def test_an_attention_keyword_that_nobody_here_knows_is_refused_by_name(tmp_path
     attention = model.model.layers[1].self_attn
     attention.forward = functools.partial(attention.forward, head_bias=torch.ones(4))
     before = state(model)
-    with pytest.raises(ModelRefused, match="its attention takes head_bias, unknown here"):
+    with pytest.raises(ModelUnsupported, match="its attention function head_bias, which is unknown here"):
         opened(model, tmp_path)
     assert state(model) == before
 
@@ -105,7 +106,7 @@ def test_attention_that_also_looks_forward_is_refused(tmp_path: Path) -> None:
     model = tiny_model("llama")
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
-    with pytest.raises(ModelRefused, match="also looks forward"):
+    with pytest.raises(ModelUnsupported, match="attends to later tokens too"):
         opened(model, tmp_path)
 
 
@@ -113,7 +114,7 @@ def test_a_second_runner_of_one_model_object_is_refused_until_the_first_is_close
     model = tiny_model("llama")
     first = opened(model, tmp_path)
     during = state(model)
-    with pytest.raises(ModelRefused, match="already serves another Runtime; close that one first"):
+    with pytest.raises(ModelUnsupported, match="serves another Runtime already; close that one first"):
         opened(model, tmp_path)
     assert state(model) == during, "the first goes on undisturbed"
     first.close()
@@ -163,7 +164,7 @@ def test_a_model_whose_tokens_know_more_than_their_own_positions_is_refused(
 ) -> None:
     model = model_class(tiny_config("llama"))
     model.load_state_dict(tiny_model("llama").state_dict())
-    with pytest.raises(ModelRefused, match="masks or positions carry more"):
+    with pytest.raises(ModelUnsupported, match="masks or positions carry more"):
         opened(model.train(False), tmp_path)
 
 
@@ -174,7 +175,7 @@ def test_a_mask_that_hides_more_than_it_tells_is_refused(tmp_path: Path, monkeyp
         return ordinary(**arguments, and_mask_function=lambda batch, head, query, key: key != 3)
 
     monkeypatch.setattr(modeling_llama, "create_causal_mask", hiding)
-    with pytest.raises(ModelRefused, match="masks or positions carry more"):
+    with pytest.raises(ModelUnsupported, match="masks or positions carry more"):
         opened(tiny_model("llama"), tmp_path)
 
 
@@ -215,7 +216,7 @@ def test_the_probe_sees_every_option_of_attention(
         return attend(self, *arguments, **options)
 
     monkeypatch.setattr(ReferenceBackend, "attend", broken)
-    with pytest.raises(ModelRefused, match="logits differ"):
+    with pytest.raises(ModelUnsupported, match="gives other logits"):
         opened(tiny_model(kind), tmp_path)
 
 
@@ -243,5 +244,5 @@ def test_a_verdict_is_kept_for_this_very_model_and_what_cannot_be_kept_is_asked_
 
 def test_a_line_in_the_file_of_quirks_refuses_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REFUSED_MODEL_TYPES, "llama", "only for this test")
-    with pytest.raises(ModelRefused, match="only for this test"):
+    with pytest.raises(ModelUnsupported, match="only for this test"):
         opened(tiny_model("llama"), tmp_path)

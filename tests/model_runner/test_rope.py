@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from agentkv.errors import ModelRefused
+from agentkv.errors import ModelUnsupported
 from agentkv.model_runner import freeze_rope, rope_regime
 from agentkv.model_runner.attention import handling
 from support.tiny_models import LONGROPE_THRESHOLD, tiny_model
@@ -67,7 +67,7 @@ def test_a_kind_that_cannot_be_held_is_refused_and_what_was_held_before_it_is_gi
     first, second = tiny_model("phi3_longrope"), tiny_model("phi3_longrope")
     second.model.rotary_emb.rope_type = "dynamic of tomorrow"
     first.model.add_module("another", second.model.rotary_emb)
-    with pytest.raises(ModelRefused, match="'dynamic of tomorrow' depends on the batch and cannot be held"):
+    with pytest.raises(ModelUnsupported, match="'dynamic of tomorrow', which depends on the batch and cannot be held"):
         freeze_rope(first, 2 * LONGROPE_THRESHOLD)
     assert not any("forward" in vars(module) for module in first.modules())
 

@@ -68,17 +68,18 @@ def test_a_slip_of_the_pen_is_answered_at_once_with_the_near_name(
     with pytest.raises(ModelNotFound) as failure:
         resolve(name, store=store)
     message = str(failure.value)
-    assert "Did you mean smollm2-135m?" in message
-    assert str(in_empty_folder / name) in message
+    assert "Built in: smollm2-135m (did you mean it?). " in message
+    assert f"Looked in: ./{name}, the model cache" in message
 
 
 @pytest.mark.parametrize("text", ["", "/no/such/folder", "./nothing", "a/b/c", "missing.gguf", "what is this"])
 def test_what_cannot_be_a_hub_id_is_not_found_and_the_places_are_named(
     store: ModelStore, in_empty_folder: Path, text: str
 ) -> None:
-    with pytest.raises(ModelNotFound, match=r"a folder or \.gguf file at") as failure:
+    with pytest.raises(ModelNotFound, match=r"a folder with config\.json, a \.gguf file") as failure:
         resolve(text, store=store)
-    assert "Hugging Face" not in str(failure.value)
+    assert str(failure.value).startswith(f"no model {text!r}. Built in: smollm2-135m. ")
+    assert str(failure.value).endswith("the hub has no ids like this.")
 
 
 def test_a_folder_that_is_no_model_says_what_it_holds(store: ModelStore, tmp_path: Path) -> None:

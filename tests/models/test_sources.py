@@ -16,7 +16,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from agentkv.errors import ConfigError, ModelError, ModelNotFound, ModelRefused
+from agentkv.errors import ConfigError, ModelError, ModelNotFound, ModelUnsupported
 from agentkv.models import LoadedModel, LoadOptions, ModelStore, fingerprint, resolve
 from support.tiny_gguf import write_gguf
 from support.tiny_models import tiny_model
@@ -170,7 +170,7 @@ def test_a_truncated_file_is_a_model_error(folder: Path, store: ModelStore, tmp_
 
 def test_an_encoder_and_decoder_is_refused(store: ModelStore, tmp_path: Path) -> None:
     tiny_model("t5").save_pretrained(tmp_path / "t5")
-    with pytest.raises(ModelRefused, match="encoder"):
+    with pytest.raises(ModelUnsupported, match="encoder"):
         resolve(tmp_path / "t5", store=store).load(ON_CPU)
 
 
@@ -284,6 +284,13 @@ class TestAdapter:
             self.load(folder, store, adapter)
 
 
+class NoNetwork:
+    """Stands for the hub client's session on a machine that is cut off."""
+
+    def head(self, url: str, **options: Any) -> None:
+        raise ConnectionError("no route")
+
+
 def test_a_hub_model_in_the_cache_is_served_and_one_that_is_not_is_not_found(
     folder: Path, store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,5 +308,10 @@ def test_a_hub_model_in_the_cache_is_served_and_one_that_is_not_is_not_found(
     assert loaded.name == "someone/tiny"
     assert loaded.tokenizer is None
     assert loaded.weights_digest == resolve(folder, store=store).load(ON_CPU).weights_digest
-    with pytest.raises(ModelNotFound, match=r"'someone/other' was found(.|\n)*the Hugging Face hub"):
+    with pytest.raises(ModelNotFound, match=r"no model 'someone/other'.*the hub was not asked \(HF_HUB_OFFLINE=1\)"):
+        resolve("someone/other", store=store).load(ON_CPU)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: NoNetwork())
+    assert resolve("someone/tiny", store=store).load(ON_CPU).weights_digest == loaded.weights_digest
+    with pytest.raises(ModelNotFound, match=r"the hub cannot be reached \(ConnectionError: no route\)"):
         resolve("someone/other", store=store).load(ON_CPU)

@@ -178,3 +178,37 @@ def test_no_text_installs_the_other_project_called_agentkv() -> None:
     texts = [*public_texts(), *sources(*PACKAGES.values(), ROOT / "examples")]
     install = re.compile(r"(pip|uv|poetry|pipx)\s+(pip\s+)?(install|add)\s+[^\n`]*\bagentkv(?!-runtime)\b")
     assert [str(path) for path in texts if install.search(path.read_text(encoding="utf-8"))] == []
+
+
+MAY_NAME_MODELS = {"quirks.py", "convert.py"}
+"""What a kind of model shows by no evidence, and the tokenizers of .gguf files, which say their kind by name only."""
+
+
+def test_no_model_class_or_type_is_named_outside_the_file_of_quirks() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kinds = {kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if len(kind) > 2}
+    kinds |= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    assert {"llama", "LlamaForCausalLM"} < kinds
+    named = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {word}"
+        for path in sources(*PACKAGES.values())
+        if path.name not in MAY_NAME_MODELS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for word in _words(node)
+        if word in kinds
+    ]
+    assert named == []
+
+
+def _words(node: ast.AST) -> list[str]:
+    """What a line of code names: a variable, an attribute, an import, or a text that is compared with."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.alias):
+        return node.name.split(".")
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    return []

@@ -61,14 +61,13 @@ def test_partial_is_the_page_with_the_longest_common_part_among_many_siblings():
 def test_partial_inside_an_edge_is_the_next_page_of_that_edge():
     match = stored(16).match([0, 1, 2, 3, 4, 5, 9, 9])
     assert (match.num_tokens, match.partial.page_id, match.partial.num_tokens) == (4, 2, 2)
-    assert match.entered is match.node
 
 
-def test_entered_and_reach_tell_how_far_the_path_goes_that_a_prompt_leaves():
+def test_reach_tells_how_far_the_paths_through_a_node_ever_went():
     tree = stored(40)
-    assert tree.match([0, 1, 2, 3, 9]).reach == 40
+    assert tree.match([0, 1, 2, 3, 9]).node.reach == 40
     node = tree.lock(tree.match(list(range(8))))
-    assert tree.match([*list(range(8)), 9]).reach == 40
+    assert tree.match([*list(range(8)), 9]).node.reach == 40
     tree.evict(100)
     assert (tree.num_pages, node.reach) == (2, 40)
     tree.extend(node, [7] * 40, range(20, 30))

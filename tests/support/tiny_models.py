@@ -185,6 +185,22 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    # Recurrent state in one layer, attention in the other.
+    "qwen3_next": _names(
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        head_dim=16,
+        num_experts=4,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        **_MOE,
+    ),
     # Encoder and decoder.
     "t5": (
         "T5Config",

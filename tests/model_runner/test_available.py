@@ -1,0 +1,63 @@
+"""The default pool is sized by what this process may take, which in a container is less than the machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentkv.model_runner.available import available_memory
+
+MACHINE = 64 * 2**30
+V2 = ("0::/box\n", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+V1 = (
+    "4:memory:/box\n0::/\n",
+    "sys/fs/cgroup/memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    write(tmp_path / "proc/meminfo", f"MemTotal: 1 kB\nMemAvailable: {MACHINE // 1024} kB\n")
+    return tmp_path
+
+
+def bound(machine: Path, version: tuple[str, ...], group: str, most: object, used: int, dropped: int) -> None:
+    lines, top, limit, current, droppable = version
+    write(machine / "proc/self/cgroup", lines)
+    folder = machine / top / group
+    write(folder / limit, f"{most}\n")
+    write(folder / current, f"{used}\n")
+    write(folder / "memory.stat", f"anon 5\n{droppable} {dropped}\n")
+
+
+def test_without_groups_it_is_what_the_machine_has_left(machine: Path) -> None:
+    assert available_memory(machine) == MACHINE
+
+
+@pytest.mark.parametrize("version", [V2, V1], ids=["v2", "v1"])
+@pytest.mark.parametrize("group", ["box", "."], ids=["its own group", "the one around it"])
+def test_a_groups_limit_counts_where_it_is_lower_and_its_file_cache_is_free(
+    machine: Path, version: tuple[str, ...], group: str
+) -> None:
+    bound(machine, version, group, most=2**30, used=700, dropped=300)
+    assert available_memory(machine) == 2**30 - 400
+
+
+@pytest.mark.parametrize("most", ["max", MACHINE * 2])
+def test_a_group_without_a_limit_or_with_a_high_one_changes_nothing(machine: Path, most: object) -> None:
+    bound(machine, V2, "box", most=most, used=700, dropped=0)
+    assert available_memory(machine) == MACHINE
+
+
+def test_a_group_that_is_full_leaves_nothing(machine: Path) -> None:
+    bound(machine, V2, "box", most=1000, used=1500, dropped=0)
+    assert available_memory(machine) == 0
