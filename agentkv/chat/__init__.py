@@ -1,0 +1,1 @@
+"""Chat templates, messages, and what a model wrote: text, reasoning and calls of tools."""

@@ -1,0 +1,255 @@
+"""What a model writes, told apart while it comes: text, reasoning, and calls of tools.
+
+    text --opening marker--> reasoning --closing marker--> text
+    text --marker of calls--> a block of calls --its end--> text
+    nothing yet --{, [ or a fence--> maybe calls and nothing else --> calls at the end, or text
+
+Nothing that was handed out is taken back, so what may become a marker waits until it is clear; a text without markers
+passes unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from agentkv.events import ReasoningDelta, TextDelta, ToolCallDelta
+from agentkv.tool_calls import CallFormat, ToolCall
+
+from .bare_calls import BareCalls
+from .call_block import CallBlock, CallIds
+from .call_formats import closing_marker, markers
+from .marker_search import MarkerSearch
+from .reasoning import ReasoningMarkers
+from .text_parts import TextParts
+
+__all__ = ["ReadTurn", "TurnDelta", "TurnReader", "parse_calls"]
+
+TurnDelta = TextDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTurn:
+    """A finished answer in its parts."""
+
+    text: str
+    """What is neither reasoning nor a call. Parts between which one of these stood are on lines of their own."""
+    reasoning: str | None
+    """None where none was opened; blocks of it are on lines of their own."""
+    calls: tuple[ToolCall, ...]
+    """In the order in which they were written, malformed ones among them; whether a tool is known is not judged."""
+
+
+class TurnReader:
+    """Reads one answer. The parts depend on its whole text alone, not on the pieces in which it comes.
+
+    The texts of the TextDeltas joined are the turn's text, those of the ReasoningDeltas its reasoning, and the
+    token_ids of both joined are all that were fed: a delta without text may bear them. A call whose name is readable
+    is told by ToolCallDeltas of the id that it will have; the arguments_texts of a well-formed one joined are its
+    arguments as written. A malformed one may have none. A reply that is bare JSON is told at its end.
+
+    reasoning: the model's markers, or None: no text is reasoning
+    inside_reasoning: the prompt has opened the reasoning already
+    call_format: the template's; with None, or no tool_names, no text is a call
+    id_seed: equal seeds give equal ids to the calls of equal answers
+    index: which of the n choices
+
+    Costs O(1) for each character, amortised.
+    """
+
+    def __init__(
+        self,
+        *,
+        reasoning: ReasoningMarkers | None,
+        inside_reasoning: bool,
+        call_format: CallFormat | None,
+        tool_names: Collection[str],
+        id_seed: int,
+        index: int = 0,
+    ) -> None:
+        if inside_reasoning and reasoning is None:
+            raise ValueError("inside_reasoning needs the markers of the reasoning, and there are none")
+        self._reasoning = reasoning
+        self._call_format = call_format if tool_names else None
+        self._tool_names = frozenset(tool_names)
+        self._id_seed = id_seed
+        self._index = index
+        opening = () if reasoning is None else (reasoning.opening,)
+        calling = () if self._call_format is None else markers(self._call_format)
+        self._openings = MarkerSearch([*opening, *calling])
+        self._closing = MarkerSearch([] if reasoning is None else [reasoning.closing])
+        self._text = TextParts()
+        self._thoughts = TextParts(held="\n")
+        self._has_reasoned = False
+        self._calls: list[ToolCall] = []
+        self._may_be_bare = self._call_format is not None
+        """Neither text nor a call came yet."""
+        self._bare: BareCalls | None = None
+        self._block: CallBlock | None = None
+        self._held = ""
+        self._read: Callable[[str], str] = self._read_text
+        """Takes the text that is there and returns what is left for the state that follows."""
+        self._deltas: list[TurnDelta] = []
+        if inside_reasoning:
+            self._open_reasoning()
+
+    def feed(self, text: str, token_ids: tuple[int, ...]) -> list[TurnDelta]:
+        """The next piece of the answer and the tokens that made it; either may be empty."""
+        self._resume(text)
+        deltas, self._deltas = self._deltas, []
+        if token_ids:
+            _bear(deltas, self._empty_delta(), token_ids)
+        return deltas
+
+    def finish(self) -> tuple[list[TurnDelta], ReadTurn]:
+        """The answer is complete: what was held back, and the whole in its parts. Once, and nothing after it."""
+        if self._bare is not None:
+            deltas, calls = self._bare.finish()
+            if calls:
+                self._text.end_part()
+                self._deltas += deltas
+                self._calls += calls
+            else:
+                self._resume(self._leave_bare())
+        while self._block is not None:
+            self._block.finish()
+            self._resume(self._leave_block())
+        held, self._held = self._held, ""
+        if self._read == self._read_reasoning:
+            self._say(ReasoningDelta, self._thoughts.write(held))
+        else:
+            self._say(TextDelta, self._text.write(held))
+            self._say(TextDelta, self._text.finish())
+        reasoning = self._thoughts.text if self._has_reasoned else None
+        deltas_left, self._deltas = self._deltas, []
+        return deltas_left, ReadTurn(self._text.text, reasoning, tuple(self._calls))
+
+    def _resume(self, text: str) -> None:
+        while text:
+            text = self._read(text)
+
+    def _read_text(self, text: str) -> str:
+        buffer, self._held = self._held + text, ""
+        if not self._openings.markers:
+            # Nothing can be beside a marker, so nothing waits.
+            self._say(TextDelta, self._text.write(buffer) + self._text.finish())
+            return ""
+        if self._may_be_bare:
+            body = buffer.lstrip()
+            self._say(TextDelta, self._text.write(buffer[: len(buffer) - len(body)]))
+            if body and body[0] in "{[`" and not self._openings.may_open(body):
+                return self._enter_bare(body)
+            buffer = body
+        cut = self._openings.cut(buffer)
+        if cut.before:
+            self._may_be_bare = self._may_be_bare and cut.before.isspace()
+            self._say(TextDelta, self._text.write(cut.before))
+        if cut.marker is None:
+            self._held = cut.rest
+        elif self._reasoning is not None and cut.marker == self._reasoning.opening:
+            self._open_reasoning()
+        else:
+            self._enter_block(cut.marker)
+        return "" if cut.marker is None else cut.rest
+
+    def _read_reasoning(self, text: str) -> str:
+        cut = self._closing.cut(self._held + text)
+        self._held = ""
+        self._say(ReasoningDelta, self._thoughts.write(cut.before))
+        if cut.marker is None:
+            self._held = cut.rest
+            return ""
+        self._text.end_part(strip_next="\n")
+        self._read = self._read_text
+        return cut.rest
+
+    def _open_reasoning(self) -> None:
+        self._text.end_part()
+        self._thoughts.end_part(strip_next="\n")
+        self._has_reasoned = True
+        self._read = self._read_reasoning
+
+    def _enter_block(self, marker: str) -> None:
+        call_format = self._call_format
+        assert call_format is not None, "without a format no marker of calls is looked for"
+        self._text.end_part()
+        self._may_be_bare = False
+        self._block = CallBlock(
+            self._next_ids(),
+            closing=closing_marker(marker, call_format),
+            stops=self._openings.markers,
+            arguments_key=call_format.arguments_key,
+            named=call_format.name == "mistral",
+        )
+        self._read = self._read_block
+
+    def _read_block(self, text: str) -> str:
+        assert self._block is not None, "in this state a block is open"
+        self._deltas += self._block.feed(text)
+        return self._leave_block() if self._block.ended else ""
+
+    def _leave_block(self) -> str:
+        assert self._block is not None, "a block is left once"
+        self._calls += self._block.calls
+        rest, self._block = self._block.rest, None
+        self._read = self._read_text
+        return rest
+
+    def _enter_bare(self, body: str) -> str:
+        call_format = self._call_format
+        assert call_format is not None, "without a format nothing is a call"
+        self._may_be_bare = False
+        known = self._tool_names
+        anything = call_format.name in ("bare", "llama3")
+        self._bare = BareCalls(
+            self._next_ids(),
+            may_call=lambda name: anything or name in known,
+            arguments_key=call_format.arguments_key,
+            several=call_format.name == "llama3",
+        )
+        self._read = self._read_bare
+        return body
+
+    def _read_bare(self, text: str) -> str:
+        assert self._bare is not None, "in this state a reply may be bare"
+        self._bare.feed(text)
+        return self._leave_bare() if self._bare.failed else ""
+
+    def _leave_bare(self) -> str:
+        assert self._bare is not None, "that a reply is not bare is found once"
+        raw, self._bare = self._bare.raw, None
+        self._read = self._read_text
+        return raw
+
+    def _next_ids(self) -> CallIds:
+        return CallIds(self._id_seed, len(self._calls), self._index)
+
+    def _say(self, kind: type[TextDelta] | type[ReasoningDelta], text: str) -> None:
+        if text:
+            last = self._deltas[-1] if self._deltas else None
+            if isinstance(last, TextDelta | ReasoningDelta) and type(last) is kind:
+                self._deltas[-1] = replace(last, text=last.text + text)
+            else:
+                self._deltas.append(kind(text, (), self._index))
+
+    def _empty_delta(self) -> TextDelta | ReasoningDelta:
+        kind = ReasoningDelta if self._read == self._read_reasoning else TextDelta
+        return kind("", (), self._index)
+
+
+def parse_calls(text: str, call_format: CallFormat, *, tool_names: Collection[str], id_seed: int) -> ReadTurn:
+    """The calls of a finished text without reasoning, and the text beside them, as TurnReader finds them."""
+    reader = TurnReader(
+        reasoning=None, inside_reasoning=False, call_format=call_format, tool_names=tool_names, id_seed=id_seed
+    )
+    reader.feed(text, ())
+    return reader.finish()[1]
+
+
+def _bear(deltas: list[TurnDelta], empty: TextDelta | ReasoningDelta, token_ids: tuple[int, ...]) -> None:
+    """Put the tokens on the first delta that can bear them, else on an empty one before all others."""
+    for place, delta in enumerate(deltas):
+        if not isinstance(delta, ToolCallDelta):
+            deltas[place] = replace(delta, token_ids=token_ids)
+            return
+    deltas.insert(0, replace(empty, token_ids=token_ids))
