@@ -1,0 +1,122 @@
+"""Arguments are checked and converted; what is wrong is said in a line that a small model can act on."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkv.tools import Tool, as_tool, validate
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+def paint(where: Point, colour: Colour = Colour.RED, day: datetime.date | None = None, times: int = 1) -> None: ...
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Rome", "Oslo"]},
+        "days": {"type": "integer", "minimum": 1},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city"],
+}
+
+
+def forecast() -> Tool:
+    return Tool("forecast", "", SCHEMA)
+
+
+def test_a_function_gets_values_of_its_own_types_and_its_own_defaults() -> None:
+    found = validate(as_tool(paint), {"where": {"x": "5"}, "colour": "blue", "day": "2024-02-29"})
+    assert found.error is None
+    assert found.arguments == {"where": Point(5), "colour": Colour.BLUE, "day": datetime.date(2024, 2, 29)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, "where is missing"),
+        ({"where": {"x": 1}, "wehre": 2}, "wehre is no argument (there are: where, colour, day, times)"),
+        (
+            {"where": {"x": "five"}},
+            'where.x should be a valid integer, unable to parse string as an integer, not "five"',
+        ),
+        ({"where": {"x": 1}, "colour": "green"}, "colour should be 'red' or 'blue', not \"green\""),
+    ],
+)
+def test_wrong_arguments_of_a_function_are_told_in_one_line(arguments: dict[str, Any], error: str) -> None:
+    assert validate(as_tool(paint), arguments).error == error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, "city is missing"),
+        ({"city": "Paris"}, 'city should be one of ["Rome", "Oslo"], not "Paris"'),
+        ({"city": "Rome", "days": "2"}, 'days should be integer, not "2"'),
+        ({"city": "Rome", "days": 0}, "days breaks the rule minimum: 1, not 0"),
+        ({"city": "Rome", "tags": ["a", 3]}, "tags[1] should be string, not 3"),
+        ({"city": "Rome", "dasy": 2}, "dasy is no argument (there are: city, days, tags)"),
+    ],
+)
+def test_wrong_arguments_of_a_schema_are_told_in_one_line(arguments: dict[str, Any], error: str) -> None:
+    assert validate(forecast(), arguments).error == error
+
+
+def test_right_arguments_of_a_schema_are_handed_on_unchanged() -> None:
+    arguments = {"city": "Oslo", "days": 3, "tags": []}
+    assert validate(forecast(), arguments).arguments == arguments
+
+
+def test_a_schema_that_allows_more_is_given_more() -> None:
+    tool = Tool("f", "", {**SCHEMA, "additionalProperties": {"type": "integer"}})
+    assert validate(tool, {"city": "Rome", "more": 3}).error is None
+    assert validate(tool, {"city": "Rome", "more": "x"}).error == 'more should be integer, not "x"'
+    assert validate(Tool("f", "", {"type": "object"}), {"any": 1}).error is None
+
+
+def test_a_broken_reference_is_an_error_of_the_call_and_asks_no_network() -> None:
+    tool = Tool("f", "", {"properties": {"a": {"$ref": "#/$defs/gone"}}})
+    error = validate(tool, {"a": 1}).error
+    assert error is not None
+    assert "/$defs/gone" in error
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def every(
+    a: int, b: list[Point], c: dict[str, float], d: Literal["x", 1], e: Colour | str | None = None, f: bytes = b""
+) -> None: ...
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e", "f", "g", "city", "days", "tags"]), JSON))
+def test_any_json_gives_either_arguments_or_one_short_line(arguments: dict[str, Any]) -> None:
+    for tool in (as_tool(every), forecast()):
+        found = validate(tool, arguments)
+        assert (found.arguments is None) != (found.error is None)
+        if found.error is not None:
+            assert found.error
+            assert len(found.error.splitlines()) == 1
+            assert len(found.error) < 2000
