@@ -27,6 +27,9 @@ __all__ = ["ReadTurn", "TurnDelta", "TurnReader", "parse_calls"]
 
 TurnDelta = TextDelta | ReasoningDelta | ToolCallDelta
 
+_PIECE = 4096
+"""Characters that are read at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadTurn:
@@ -125,8 +128,14 @@ class TurnReader:
         return deltas_left, ReadTurn(self._text.text, reasoning, tuple(self._calls))
 
     def _resume(self, text: str) -> None:
-        while text:
-            text = self._read(text)
+        """Let one state after the other read on, in pieces, since each copies what it leaves for the next."""
+        waiting = [text]
+        while waiting:
+            text = waiting.pop()
+            if len(text) > _PIECE:
+                waiting += reversed([text[start : start + _PIECE] for start in range(0, len(text), _PIECE)])
+            elif text:
+                waiting.append(self._read(text))
 
     def _read_text(self, text: str) -> str:
         buffer, self._held = self._held + text, ""

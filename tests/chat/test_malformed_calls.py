@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv.chat.call_formats import CALL_FORMATS
-from agentkv.chat.reader import parse_calls
+from agentkv.chat.reader import TurnReader, parse_calls
 
 TOOL_CALL, MISTRAL, LLAMA3, BARE = CALL_FORMATS
 ADD = '{"name": "add", "arguments": {"a": 1}}'
@@ -15,7 +15,15 @@ LLAMA_SUB = '{"name": "sub", "parameters": {}}'
 
 
 def parse(text, call_format=TOOL_CALL, tool_names=("add", "sub")):
-    return parse_calls(text, call_format, tool_names=tool_names, id_seed=3)
+    """The finished text's calls, which are those of the text as it comes."""
+    parsed = parse_calls(text, call_format, tool_names=tool_names, id_seed=3)
+    reader = TurnReader(
+        reasoning=None, inside_reasoning=False, call_format=call_format, tool_names=tool_names, id_seed=3
+    )
+    for character in text:
+        reader.feed(character, ())
+    assert reader.finish()[1] == parsed
+    return parsed
 
 
 def named(parsed):
@@ -59,6 +67,11 @@ def test_text_around_a_call_stays_text():
     assert named(parsed) == ["add"]
 
 
+def test_bare_json_beside_a_marked_call_is_text():
+    parsed = parse(f"<tool_call>{ADD}</tool_call>\n{SUB}")
+    assert (parsed.text, named(parsed)) == (SUB, ["add"])
+
+
 def test_text_after_a_call_without_closing_marker_stays_text():
     parsed = parse(f"<tool_call>\n{ADD}\nThen I wait.")
     assert (parsed.text, named(parsed), parsed.calls[0].error) == ("Then I wait.", ["add"], None)
@@ -67,6 +80,8 @@ def test_text_after_a_call_without_closing_marker_stays_text():
 def test_text_after_python_tag_calls_keeps_its_separator():
     parsed = parse(f"<|python_tag|>{LLAMA_ADD}; that is all", LLAMA3)
     assert (parsed.text, named(parsed)) == ("; that is all", ["add"])
+    parsed = parse(f"<|python_tag|>{LLAMA_ADD};; {LLAMA_SUB}", LLAMA3)
+    assert (parsed.text, named(parsed)) == (f";; {LLAMA_SUB}", ["add"])
 
 
 @pytest.mark.parametrize("call_format", CALL_FORMATS)
@@ -101,6 +116,7 @@ def test_a_bare_unknown_tool_is_a_call_only_where_calls_stand_bare(call_format, 
         "{'name': 'add', 'arguments': {}}",
         f"```json\n{ADD}\n```\nThat adds.",
         f"````\n{ADD}\n````",
+        f"```json\n{ADD} and\n```",
         "```python\nprint(1)\n```",
         "[1] says so",
     ],

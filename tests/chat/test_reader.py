@@ -83,6 +83,13 @@ def cut_answers(draw):
 
 
 class TestAnyAnswerInAnyPieces:
+    @pytest.mark.parametrize("part", ["word ", f"{BLOCK}\n", '<tool_call>{"</tool_call>', "<think>hm</think>so"])
+    def test_a_long_answer_given_whole_is_read_as_in_pieces(self, part):
+        text = part * 2000
+        deltas, whole = stream([text])
+        assert whole == stream([text[start : start + 99] for start in range(0, len(text), 99)])[1]
+        assert joined(deltas, TextDelta) == whole.text
+
     @given(pieces=cut_answers(), options=options)
     @example(pieces=["{", '"name": "look_up", "arguments": {}}'], options={"call_format": TOOL_CALL})
     @example(pieces=["[", "THINK]"], options={"reasoning": BRACKETS})
@@ -214,6 +221,9 @@ class TestAnAnswerOfKnownParts:
 class TestReasoning:
     def test_is_apart_from_the_text_and_without_the_line_breaks_between(self):
         assert read("<think>\nLet me see.\n</think>\n\nHi. ") == ReadTurn("Hi. ", "Let me see.", ())
+
+    def test_leaves_the_text_after_it_its_indentation(self):
+        assert read("Hm. <think>x</think>\n\n  - a") == ReadTurn("Hm.\n  - a", "x", ())
 
     def test_that_the_prompt_opened_needs_the_closing_marker_alone(self):
         assert read("Let me see.\n</think>\n\nHi", inside_reasoning=True) == ReadTurn("Hi", "Let me see.", ())
