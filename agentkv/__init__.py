@@ -21,19 +21,26 @@ from agentkv.errors import (
     ModelUnsupported,
     NotStarted,
     OutOfPages,
+    PendingToolCalls,
     PromptTooLarge,
     QueueFull,
     RequestError,
     RuntimeClosed,
     SamplingError,
+    SessionBusy,
+    SessionClosed,
     StreamClosed,
 )
-from agentkv.events import StreamEvent, TextDelta, TurnEnd
+from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, ToolResult, TurnEnd
 from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 from agentkv.report import Report
-from agentkv.runtime import Rate, Runtime, Stream
+from agentkv.runtime import Rate, Runtime
 from agentkv.sampling_params import SamplingParams
+from agentkv.session import Mark, Run, Session
+from agentkv.streams import Stream
+from agentkv.tool_calls import ToolCall
+from agentkv.tools import Tool
 from agentkv.usage import Usage
 from agentkv.version import __version__
 
@@ -48,26 +55,37 @@ __all__ = [
     "EngineFailed",
     "GrammarDeadEnd",
     "InternalError",
+    "Mark",
     "ModelError",
     "ModelNotFound",
     "ModelUnsupported",
     "NotStarted",
     "OutOfPages",
+    "PendingToolCalls",
     "PromptTooLarge",
     "QueueFull",
     "Rate",
+    "ReasoningDelta",
     "Reply",
     "Report",
     "RequestError",
+    "Run",
     "Runtime",
     "RuntimeClosed",
     "SamplingError",
     "SamplingParams",
+    "Session",
+    "SessionBusy",
+    "SessionClosed",
     "Stream",
     "StreamClosed",
     "StreamEvent",
     "TextDelta",
     "TokenLogprobs",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolResult",
     "TurnEnd",
     "Usage",
     "__version__",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ class Call:
     use_cache: bool = True
     end_token_ids: frozenset[int] = frozenset()
     """Ids that end a choice; they are kept in its token_ids, and not in its text."""
+    kept_special_tokens: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that are text of the answer all the same, by id: those that mark calls and reasoning."""
     make_mask: Callable[[int], TokenMask] | None = None
     """Makes the mask of each choice, by its index: which tokens may come next; the seam for grammars."""
     arrived: float = 0.0
@@ -55,6 +57,10 @@ class ChoiceEnded:
     index: int
     reply: Reply
     last: bool
+    whole_tokens: int = 0
+    """How many of the reply's token_ids lie wholly in its text: all but the end token and what a stop string cut."""
+    cut_text: str = ""
+    """The end of the text where it was cut inside a token: it is in none of the whole ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,25 @@
-"""What an engine has done since it was made, and where its pages are."""
+"""What an engine has done since it was made, for whom, and where its pages are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sized
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, Protocol
 
-from agentkv.usage import no_misses
+from agentkv.usage import MISS_CAUSES, no_misses
 
-__all__ = ["EngineCounters", "Snapshot"]
+__all__ = [
+    "MAX_NAMES", "OTHERS", "UNNAMED", "CountersByName", "EngineCounters", "NameCounters", "Snapshot", "row_of_name",
+]  # fmt: skip
+
+MAX_NAMES = 1_024
+"""Names that are counted in rows of their own. Names come from callers, so something has to end them."""
+
+OTHERS = "(others)"
+"""The row of all names that came when `MAX_NAMES` were known."""
+
+UNNAMED = "(unnamed)"
+"""The row of calls without a name."""
 
 
 @dataclass(slots=True)
@@ -15,7 +28,7 @@ class EngineCounters:
 
     positions_run is every token position that went through the model, prompt and output, whatever the reason;
     last_token_positions are those of wholly cached prompts, run again for their logits; rerun_positions ran a second
-    time, after a preemption or for a further one of n answers.
+    time, after a preemption (rerun_after_preemption) or for a further one of n answers.
     """
 
     calls: int = 0
@@ -29,17 +42,125 @@ class EngineCounters:
     positions_run: int = 0
     last_token_positions: int = 0
     rerun_positions: int = 0
+    rerun_after_preemption: int = 0
     preemptions: int = 0
     steps: int = 0
+    prompt_positions: int = 0
+    """Of positions_run, those that lie inside their call's prompt."""
+    prompt_seconds: float = 0.0
+    """Of forward_seconds, the prompts' part. A forward of s seconds over p prompt positions and d others counts
+    s * p / (p + d): a share by tokens. Where prompts run beside decodes it tells too little of neither by much, for
+    a position of a long chunk costs less than one that is decoded."""
     forward_seconds: float = 0.0
     """Inside the model's forward, attention included."""
     step_seconds: float = 0.0
     """Whole steps; less forward_seconds it is the engine's own time."""
 
+    def copied(self) -> dict[str, object]:
+        """All of it as plain data that later counting does not change."""
+        copy: dict[str, object] = {name: getattr(self, name) for name in _COUNTERS}
+        copy["misses"] = dict(self.misses)
+        return copy
+
+
+_COUNTERS = tuple(each.name for each in fields(EngineCounters))
+
+
+class NameCounters(NamedTuple):
+    """What was counted for the calls of one name, as in `EngineCounters`: each sums up to the counter there.
+
+    The last five are the causes of misses, and sum up to computed_tokens.
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    never_seen: int = 0
+    diverged: int = 0
+    evicted: int = 0
+    last_token: int = 0
+    cache_disabled: int = 0
+
+    @property
+    def misses(self) -> dict[str, int]:
+        """Computed prompt tokens by cause."""
+        return dict(zip(MISS_CAUSES, self[_FIRST_CAUSE:], strict=True))
+
+    def plus(self, other: NameCounters) -> NameCounters:
+        """The sum, counter by counter."""
+        return NameCounters(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def minus(self, other: NameCounters) -> NameCounters:
+        """The difference, counter by counter."""
+        return NameCounters(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+_FIRST_CAUSE = NameCounters._fields.index("never_seen")
+_OUTPUT = NameCounters._fields.index("output_tokens")
+assert NameCounters._fields[_FIRST_CAUSE:] == MISS_CAUSES, "a cause of misses was added, and has no column"
+
+
+class Counted(Protocol):
+    """A prompt whose hits and misses are known."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    misses: dict[str, int]
+
+    @property
+    def computed_tokens(self) -> int: ...
+
+
+class _Rows(Container[str], Sized, Protocol):
+    """Rows by name, as far as finding one's own goes."""
+
+
+def row_of_name(name: str | None, rows: _Rows) -> str:
+    """The row that a name is counted in: one of its own, for the first `MAX_NAMES` of them."""
+    if name is None:
+        return UNNAMED
+    return name if name in rows or len(rows) < MAX_NAMES else OTHERS
+
+
+class CountersByName:
+    """Tokens by the name of their call, in a bounded number of rows: at most `MAX_NAMES` and two."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[int]] = {}
+        self._changed: set[str] = set()
+        self._frozen: Mapping[str, NameCounters] = {}
+
+    def count_prompt(self, name: str | None, prompt: Counted) -> None:
+        """A call of that name was first admitted."""
+        key = row_of_name(name, self._rows)
+        row = self._rows.setdefault(key, [0] * len(NameCounters._fields))
+        figures = (1, prompt.prompt_tokens, prompt.cached_tokens, prompt.computed_tokens, 0)
+        for column, figure in enumerate((*figures, *(prompt.misses[cause] for cause in MISS_CAUSES))):
+            row[column] += figure
+        self._changed.add(key)
+
+    def count_output(self, name: str | None) -> None:
+        """A token was drawn for a call that was counted before."""
+        key = row_of_name(name, self._rows)
+        self._rows[key][_OUTPUT] += 1
+        self._changed.add(key)
+
+    def frozen(self) -> Mapping[str, NameCounters]:
+        """The rows as they are now. Made anew where something changed: O(rows), a few nanoseconds each."""
+        if self._changed:
+            frozen = dict(self._frozen)
+            for key in self._changed:
+                frozen[key] = NameCounters._make(self._rows[key])
+            self._changed.clear()
+            self._frozen = frozen
+        return self._frozen
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Counters and pages at the end of one step."""
+    """Counters and pages at the end of one step. Nothing in it changes later."""
 
     counters: dict[str, object]
     pages: dict[str, int]
@@ -47,3 +168,7 @@ class Snapshot:
     given up for room, ever."""
     running: int
     waiting: int
+    by_name: Mapping[str, NameCounters] = field(default_factory=dict)
+    """Calls by the name they came with."""
+    evicted_for: Mapping[str, int] = field(default_factory=dict)
+    """Pages given up for room, by the name of the call that needed it."""

@@ -9,10 +9,13 @@
     ├── RequestError         this call can never work as it is: shrink or change it           (also ValueError)
     │   ├── ContextOverflow  prompt + max_tokens is longer than the model's context
     │   ├── PromptTooLarge   prompt + max_tokens needs more pages than the whole pool has
+    │   ├── PendingToolCalls the last reply's tool calls must be answered first
     │   └── ContentUnsupported   a message holds something that is not text
     ├── SamplingError        no token could be chosen for this call                          (also ValueError)
     │   ├── BrokenLogits     the model gave NaN or infinity: weights, dtype or kernels are at fault
     │   └── GrammarDeadEnd   the call's mask leaves no token: loosen the grammar
+    ├── SessionBusy          the session answers another call: await that one, or fork()     (also RuntimeError)
+    ├── SessionClosed        the session was closed: open another                            (also RuntimeError)
     ├── CapacityError        no room now: try again later, or close something
     │   ├── QueueFull        too many calls are waiting
     │   └── OutOfPages       the pool has no page that may be taken
@@ -26,6 +29,8 @@ Plain misuse of a function (a negative count, a list where a number belongs) rai
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 __all__ = [
     "AgentKVError",
@@ -43,11 +48,14 @@ __all__ = [
     "ModelUnsupported",
     "NotStarted",
     "OutOfPages",
+    "PendingToolCalls",
     "PromptTooLarge",
     "QueueFull",
     "RequestError",
     "RuntimeClosed",
     "SamplingError",
+    "SessionBusy",
+    "SessionClosed",
     "StreamClosed",
 ]
 
@@ -112,6 +120,31 @@ class PromptTooLarge(RequestError):
         self.needed = needed
         self.usable = usable
         self.page_size = page_size
+
+
+class PendingToolCalls(RequestError):
+    """The session's last reply called tools, and their results are not in the conversation yet."""
+
+    def __init__(self, session: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"session {session!r} waits for the results of {', '.join(names)}. Give them to ask() as messages of role "
+            f'"tool", one for each call, or let run() call the tools.'
+        )
+
+
+class SessionBusy(AgentKVError, RuntimeError):
+    """A session answers one call at a time."""
+
+    def __init__(self, session: str, seconds: float) -> None:
+        super().__init__(
+            f"session {session!r} is answering another call ({seconds:.1f} s so far). Await it, or fork() for a "
+            f"parallel one."
+        )
+        self.seconds = seconds
+
+
+class SessionClosed(AgentKVError, RuntimeError):
+    """The session was closed; its runtime goes on."""
 
 
 class ContentUnsupported(RequestError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from agentkv.counters import row_of_name
 from agentkv.errors import OutOfPages
 from agentkv.policies import make_policy
 from agentkv.usage import no_misses
@@ -49,6 +50,8 @@ class CacheCounters:
     """Pages given up for room, ever."""
     evictions: int
     """Runs of pages given up for room, ever."""
+    evicted_for: Mapping[str, int]
+    """evicted_pages by the owner of the lease that needed the room, in a bounded number of rows. Never changed."""
 
 
 class PrefixCache:
@@ -82,6 +85,8 @@ class PrefixCache:
         self._peak = 0
         self._evicted_pages = 0
         self._evictions = 0
+        # Replaced, never changed, by the evictions of each growth: whoever was given it may keep it.
+        self._evicted_for: Mapping[str, int] = {}
 
     @property
     def usable_pages(self) -> int:
@@ -210,11 +215,13 @@ class PrefixCache:
             assert not lease.released, "a released lease cannot grow"
             short += max(0, self.pages_for(seq_len) - len(lease.page_ids))
         if short > self.pool.num_free:
-            self._make_room(short, [lease for lease, _ in wanted if lease.copy is not None and not lease.admitted])
+            optional = [lease for lease, _ in wanted if lease.copy is not None and not lease.admitted]
+            # Leases that grow together are samples of one prompt, and have one owner.
+            self._make_room(short, optional, wanted[0][0].owner)
         for lease, seq_len in wanted:
             self._grow(lease, seq_len)
 
-    def _make_room(self, needed: int, optional: list[Lease]) -> None:
+    def _make_room(self, needed: int, optional: list[Lease], owner: str | None) -> None:
         """Free pages until there are `needed`. The copies of the leases in `optional` may be given up for it."""
         pool, tree = self.pool, self.tree
         room = pool.num_free + tree.num_evictable_pages
@@ -225,7 +232,10 @@ class PrefixCache:
         while needed > pool.num_free + tree.num_evictable_pages:
             self._give_up_copy(optional.pop())
         if needed > pool.num_free:
-            self._take_back(tree.evict(needed - pool.num_free))
+            given_up = tree.evict(needed - pool.num_free)
+            self._take_back(given_up)
+            row = row_of_name(owner, self._evicted_for)
+            self._evicted_for = {**self._evicted_for, row: self._evicted_for.get(row, 0) + len(given_up)}
 
     def _grow(self, lease: Lease, seq_len: int) -> None:
         """Take pages that are free, and tell the tree of the hit if this is the lease's first growth."""
@@ -365,6 +375,7 @@ class PrefixCache:
             peak=self._peak,
             evicted_pages=self._evicted_pages,
             evictions=self._evictions,
+            evicted_for=self._evicted_for,
         )
 
     @translated

@@ -1,1 +1,24 @@
 """Chat templates, messages, and what a model wrote: text, reasoning and calls of tools."""
+
+from .ledger import Ledger, Scribe, TurnPrompt
+from .messages import Message, as_implicit, normalise, to_openai, without_implicit
+from .reader import ReadTurn, TurnReader, parse_calls
+from .reasoning import ReasoningMarkers
+from .template import ChatTemplate, Traits
+
+__all__ = [
+    "ChatTemplate",
+    "Ledger",
+    "Message",
+    "ReadTurn",
+    "ReasoningMarkers",
+    "Scribe",
+    "Traits",
+    "TurnPrompt",
+    "TurnReader",
+    "as_implicit",
+    "normalise",
+    "parse_calls",
+    "to_openai",
+    "without_implicit",
+]

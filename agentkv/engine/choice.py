@@ -25,7 +25,7 @@ class Choice:
         mask = call.make_mask(index) if call.make_mask is not None else None
         self.sampling = SamplingState(call.params, call.prompt_token_ids, choice=index, seed=call.seed, mask=mask)
         self._call = call
-        self._detokenizer = Detokenizer(tokenizer, call.params.stop)
+        self._detokenizer = Detokenizer(tokenizer, call.params.stop, keep=call.kept_special_tokens)
         self._logprobs: list[TokenLogprobs] = []
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None, now: float) -> TokensAdded:
@@ -57,6 +57,20 @@ class Choice:
         rest = self._detokenizer.finish()
         self.finish_reason = "cancelled"
         return rest
+
+    @property
+    def whole_tokens(self) -> int:
+        """How many of token_ids lie wholly in the text; the end token does not."""
+        before_stop = self._detokenizer.tokens_before_stop
+        if before_stop is not None:
+            return before_stop
+        ended = bool(self.token_ids) and self.token_ids[-1] in self._call.end_token_ids
+        return len(self.token_ids) - ended
+
+    @property
+    def cut_text(self) -> str:
+        """The text behind the whole tokens."""
+        return self._detokenizer.cut_text
 
     def reply(self, usage: Usage, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None) -> Reply:
         """The finished answer."""

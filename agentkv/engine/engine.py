@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, Literal, Protocol
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from agentkv.cache import PrefixCache
 from agentkv.calls import Call, CallFailed, ChoiceEnded, TokensAdded, Update
-from agentkv.counters import EngineCounters, Snapshot
+from agentkv.counters import CountersByName, EngineCounters, Snapshot
 from agentkv.model_runner import PackedSequence
 from agentkv.sampling import Sampled, prompt_logprobs, sample
 from agentkv.scheduler import Chunk, Scheduler
@@ -55,6 +54,7 @@ class Engine:
         """`strict`: prove the books by a full recount after every step."""
         self.scheduler = scheduler
         self.counters = EngineCounters()
+        self.by_name = CountersByName()
         self._runner = runner
         self._tokenizer = tokenizer
         self._clock = clock
@@ -163,23 +163,37 @@ class Engine:
                 counters.last_token_positions += stem.misses["last_token"]
                 for cause, tokens in stem.misses.items():
                     counters.misses[cause] += tokens
+                self.by_name.count_prompt(live.call.name, stem)
 
     def _forward(self, chunks: Sequence[Chunk], updates: list[Update]) -> dict[int, Tensor]:
         """Logit rows of each chunk that ran, by request id; what fails alone, fails."""
         began = self._clock()
+        rows: dict[int, Tensor] = {}
         try:
-            return self._run(chunks)
+            rows = self._run(chunks)
         except Exception as error:
             if len(chunks) == 1:
                 self._fail_request(chunks[0].request_id, error, updates)
                 return {}
             _log.warning("a batch of %d requests failed (%s); running them one by one", len(chunks), error)
         finally:
-            self.counters.forward_seconds += self._clock() - began
-        rows: dict[int, Tensor] = {}
+            seconds = self._clock() - began
+            self.counters.forward_seconds += seconds
+        if rows:
+            self._note_prompt_positions(chunks, seconds)
+            return rows
         for chunk in chunks:
             rows |= self._forward([chunk], updates)
         return rows
+
+    def _note_prompt_positions(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """Split the seconds of one forward between positions of prompts and others, by their numbers."""
+        prompt = 0
+        for chunk in chunks:
+            live, _ = self._owner[chunk.request_id]
+            prompt += max(0, min(chunk.seq_len, len(live.call.prompt_token_ids)) - chunk.context_len)
+        self.counters.prompt_positions += prompt
+        self.counters.prompt_seconds += seconds * prompt / sum(len(chunk.token_ids) for chunk in chunks)
 
     def _run(self, chunks: Sequence[Chunk]) -> dict[int, Tensor]:
         copies = [chunk.copy for chunk in chunks if chunk.copy is not None]
@@ -207,7 +221,9 @@ class Engine:
                 assert request is not None, f"request {chunk.request_id} vanished during its step"
                 before = request.rerun_tokens
                 self.scheduler.commit(chunk)
-                self.counters.rerun_positions += request.rerun_tokens - before
+                again = request.rerun_tokens - before
+                self.counters.rerun_positions += again
+                self.counters.rerun_after_preemption += again if request.num_preemptions else 0
                 if chunk.all_logits:
                     self._note_prompt_logprobs(chunk, rows[chunk.request_id])
             except Exception as error:
@@ -258,6 +274,7 @@ class Engine:
                 self._fail(live, error, updates)
                 continue
             self.counters.output_tokens += 1
+            self.by_name.count_output(live.call.name)
             updates.append(update)
             if choice.index in live.requests:
                 self.scheduler.append(live.requests[choice.index].request_id, token_id)
@@ -314,7 +331,7 @@ class Engine:
         logprobs = live.prompt_logprobs
         reply = choice.reply(live.usage(choice, self._clock()), tuple(logprobs) if logprobs is not None else None)
         self.counters.replies += 1
-        updates.append(ChoiceEnded(live.call.call_id, choice.index, reply, last))
+        updates.append(ChoiceEnded(live.call.call_id, choice.index, reply, last, choice.whole_tokens, choice.cut_text))
 
     def _fail_request(self, request_id: int, error: BaseException, updates: list[Update]) -> None:
         owner = self._owner.get(request_id)
@@ -341,10 +358,10 @@ class Engine:
     # -- the books ----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """The counters and the pages as they are now, as plain data. O(1)."""
+        """The counters and the pages as they are now, as plain data. O(names), see `CountersByName.frozen`."""
         cache = self.cache.counters()
         return Snapshot(
-            counters=asdict(self.counters),
+            counters=self.counters.copied(),
             pages={
                 "total": self.cache.usable_pages,
                 "free": cache.free,
@@ -356,6 +373,8 @@ class Engine:
             },
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
+            by_name=self.by_name.frozen(),
+            evicted_for=cache.evicted_for,
         )
 
     def check(self) -> None:

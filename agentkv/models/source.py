@@ -69,6 +69,8 @@ class LoadedModel:
     """16 bytes over the tensors as they were before an adapter was merged."""
     adapter_digest: bytes | None = None
     former_state: Callable[[], None] | None = None
+    script: Any = None
+    """Of a scripted model: from what is asked to masks that leave one answer (see agentkv.testing)."""
 
     def restore(self) -> None:
         """Give a user's own object its former mode and gradients back; nothing for a model loaded here."""

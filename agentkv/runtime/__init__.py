@@ -3,6 +3,5 @@
 from .admission import Rate
 from .config import RuntimeConfig
 from .runtime import Runtime
-from .stream import Stream
 
-__all__ = ["Rate", "Runtime", "RuntimeConfig", "Stream"]
+__all__ = ["Rate", "Runtime", "RuntimeConfig"]

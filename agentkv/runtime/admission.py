@@ -15,8 +15,7 @@ from typing import Literal
 from asyncio_throttle.throttler import Throttler
 
 from agentkv.errors import ConfigError, QueueFull
-
-from .bridge import post
+from agentkv.streams import post
 
 __all__ = ["Gate", "Rate", "RateLimits"]
 

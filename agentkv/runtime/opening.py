@@ -5,37 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentkv.chat import ChatTemplate, Scribe
 from agentkv.errors import RuntimeClosed
 
 from .config import RuntimeConfig
+from .opened import Opened
 from .prompt import PromptEncoder
 
 if TYPE_CHECKING:
     from agentkv.engine import Engine
 
-__all__ = ["Opened", "open_engine"]
+__all__ = ["open_engine"]
 
 _log = logging.getLogger("agentkv")
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What callers need to know of an engine that is ready."""
-
-    name: str
-    tokenizer: Any
-    encoder: PromptEncoder
-    context_limit: int
-    fingerprint: bytes
-    adapter: str | None
-    end_token_ids: frozenset[int]
-    page_size: int
-    usable_pages: int
-    ready_seconds: float
-    """From the start of opening to ready, imports of torch and transformers not counted."""
 
 
 def open_engine(
@@ -113,10 +97,13 @@ def open_engine(
             cache, max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs
         )
         engine = Engine(runner, scheduler, loaded.tokenizer, strict=config.strict)
+        encoder = PromptEncoder(loaded.tokenizer, vocab_size=runner.vocab_size)
         opened = Opened(
             name=loaded.name,
             tokenizer=loaded.tokenizer,
-            encoder=PromptEncoder(loaded.tokenizer, vocab_size=runner.vocab_size, chat_template=config.chat_template),
+            encoder=encoder,
+            scribe=Scribe(ChatTemplate(loaded.tokenizer, config.chat_template), encoder.encode_text),
+            vocab_size=runner.vocab_size,
             context_limit=context_limit,
             fingerprint=identity,
             adapter=config.adapter,
@@ -124,6 +111,7 @@ def open_engine(
             page_size=config.page_size,
             usable_pages=cache.usable_pages,
             ready_seconds=time.perf_counter() - began,
+            script=loaded.script,
         )
         tell(opened)
     except BaseException:

@@ -15,21 +15,23 @@ from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
 from agentkv.calls import Call
+from agentkv.chat import normalise, without_implicit
 from agentkv.errors import ConfigError, NotStarted, RuntimeClosed
 from agentkv.namespaces import namespace_of
 from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Report
 from agentkv.sampling_params import SamplingParams
+from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session
+from agentkv.streams import CallStream, Mailbox, Submitted, await_result
+from agentkv.tools import as_tools
 from agentkv.worker import Worker
 
 from .admission import Gate, Rate, RateLimits
-from .bridge import Mailbox, await_result
 from .config import RuntimeConfig
-from .opening import Opened, open_engine
-from .options import check_options, refuse_tools, with_max_tokens
-from .prompt import Prompt
-from .stream import Stream, Submitted
+from .opened import Opened
+from .opening import open_engine
+from .prompt import Prompt, is_messages
 
 if TYPE_CHECKING:
     from agentkv.engine import Engine
@@ -118,6 +120,7 @@ class Runtime:
         self._gate = Gate(max_queue)
         self._rates = RateLimits(rate_limit)
         self._call_ids = itertools.count()
+        self._num_sessions = 0
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         self._given_up: list[Worker] = []
@@ -216,8 +219,13 @@ class Runtime:
 
     def count_tokens(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> int:
         """Tokens of a prompt as `generate` would send it. Known once started."""
-        refuse_tools(tools, "auto")
-        return len(self._ready().encoder.encode(prompt))
+        opened = self._ready()
+        if not is_messages(prompt):
+            return len(opened.encoder.encode(prompt))
+        schemas = [tool.schema for tool in as_tools(tools)]
+        messages = without_implicit(normalise(prompt, model=opened.name))
+        ledger = opened.produced.find(messages, tools=schemas)
+        return len(opened.scribe.prompt(ledger, messages, tools=schemas, exact=False).token_ids)
 
     def report(self, *, since: Report | None = None) -> Report:
         """Figures as of the last step or abort, of all that happened or of what came after an earlier report."""
@@ -290,46 +298,116 @@ class Runtime:
         timeout: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
-    ) -> Stream:
+    ) -> CallStream:
         """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
-        refuse_tools(tools, tool_choice)
-        check_options(cache=cache, cache_salt=cache_salt, name=name, tags=tags)
-        if chat_template_kwargs and (isinstance(prompt, str) or not _is_messages(prompt)):
-            raise ValueError(
-                "chat_template_kwargs go to the chat template, which only a list of messages passes through"
-            )
-        params = SamplingParams.from_kwargs(**sampling)
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"n must be an int of at least 1, got {n!r}")
-        if n > 1 and params.greedy:
-            raise ValueError("n > 1 with temperature 0 would give n equal answers; set a temperature, or n=1")
+        options = CallOptions(
+            params=SamplingParams.from_kwargs(**sampling),
+            n=n,
+            cache=cache,
+            cache_salt=cache_salt,
+            name=name,
+            tags=tuple(tags) if not isinstance(tags, str) else tags,  # type: ignore[arg-type]
+            tools=as_tools(tools),
+            tool_choice=tool_choice,
+            template_kwargs=chat_template_kwargs if chat_template_kwargs is not None else {},
+        )
         if n > self._config.max_num_seqs:
             raise ValueError(f"n={n} answers start together, and max_num_seqs is {self._config.max_num_seqs}")
-
-        async def submit() -> Submitted:
-            await self.start()
-            opened = self._ready()
-            token_ids = await _encode(opened, prompt, chat_template_kwargs)
-            call = Call(
-                call_id=next(self._call_ids),
-                prompt_token_ids=token_ids,
-                params=with_max_tokens(params, len(token_ids), n, opened, use_cache=cache),
-                seed=params.seed if params.seed is not None else self._derived_seed(token_ids, name),
-                n=n,
-                namespace=namespace_of(opened.fingerprint, adapter=opened.adapter, salt=cache_salt),
-                name=name,
-                use_cache=cache,
-                end_token_ids=frozenset(params.stop_token_ids)
-                | (frozenset() if params.ignore_eos else opened.end_token_ids),
-                arrived=time.monotonic(),
+        if is_messages(prompt):
+            return CallStream(self._chat_turn(prompt, options), timeout)
+        if options.template_kwargs or options.tools:
+            raise ValueError(
+                "tools and chat_template_kwargs go to the chat template, which only a list of messages passes through"
             )
-            return await self._submit(call, cache_salt)
+        slow = isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS
+        turn = PlainTurn(self, lambda served: self._ready().encoder.encode(prompt), prompt, options, slow=slow)
+        return CallStream(turn, timeout)
 
-        return Stream(submit, n, timeout)
+    def _chat_turn(self, prompt: Sequence[Any], options: CallOptions) -> ChatTurn:
+        name = self._opened.name if self._opened is not None else "this model"
+        asked = Conversation(without_implicit(normalise(prompt, model=name)))
+        return ChatTurn(
+            self,
+            lambda: asked,
+            options,
+            exact=False,
+            look_up=True,
+            seed=lambda token_ids: self.seed_of(array("q", token_ids).tobytes(), options.name),
+            told=lambda answered: None,
+        )
 
-    async def _submit(self, call: Call, cache_salt: str | None) -> Submitted:
-        """Wait for a place in the queue, and hand the call to the engine."""
-        await self._rates.wait(name=call.name, cache_salt=cache_salt, still_open=self._serving().require_open)
+    def session(
+        self,
+        system: str | None = None,
+        *,
+        messages: Sequence[Any] = (),
+        tools: Sequence[Any] = (),
+        tool_choice: str = "auto",
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        history: Literal["exact", "template"] = "exact",
+        cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Session:
+        """A conversation that keeps the exact ids of what was said, forks and goes back; nothing is computed yet.
+
+        system      the system text; or the first of `messages`
+        messages    what was said before, in OpenAI's shape
+        tools       typed functions, coroutine functions, methods, partials, Tool, or OpenAI's dicts
+        tool_choice "auto", "none", "required" or a tool's name, by default for each call
+        history     "exact": what the model saw and wrote stays the beginning of every next prompt; "template": where
+                    the chat template renders earlier turns differently, as the template has it, and computed again
+        sampling    defaults of this session's calls
+        """
+        given = list(messages)
+        if system is not None:
+            if not isinstance(system, str):
+                raise TypeError(f"system must be a str or None, got {type(system).__name__}")
+            given.insert(0, {"role": "system", "content": system})
+        model = self._opened.name if self._opened is not None else "this model"
+        options = CallOptions(
+            params=SamplingParams.from_kwargs(**sampling),
+            cache_salt=cache_salt,
+            name=name,
+            tags=tuple(tags) if not isinstance(tags, str) else tags,  # type: ignore[arg-type]
+            tools=as_tools(tools),
+            tool_choice=tool_choice,
+            template_kwargs=chat_template_kwargs if chat_template_kwargs is not None else {},
+        )
+        self._num_sessions += 1
+        return Session(self, messages=normalise(given, model=model), options=options, history=history)
+
+    # -- what sessions ask for ----------------------------------------------------------------------------------
+
+    async def serve(self) -> Opened:
+        """The model, loaded first if need be."""
+        await self.start()
+        return self._ready()
+
+    def served_now(self) -> Opened:
+        """The model; raises NotStarted before it is loaded."""
+        return self._ready()
+
+    async def submit(self, question: Question) -> Submitted:
+        """Wait for a place in the queue, and hand the question to the engine."""
+        opened = self._ready()
+        call = Call(
+            call_id=next(self._call_ids),
+            prompt_token_ids=question.token_ids,
+            params=question.params,
+            seed=question.seed,
+            n=question.n,
+            namespace=namespace_of(opened.fingerprint, adapter=opened.adapter, salt=question.cache_salt),
+            name=question.name,
+            use_cache=question.cache,
+            end_token_ids=frozenset(question.params.stop_token_ids)
+            | (frozenset() if question.params.ignore_eos else opened.end_token_ids),
+            kept_special_tokens=question.kept_special_tokens,
+            make_mask=question.make_mask,
+            arrived=time.monotonic(),
+        )
+        await self._rates.wait(name=call.name, cache_salt=question.cache_salt, still_open=self._serving().require_open)
         if self._config.on_full == "raise":
             self._gate.enter_or_raise()
         else:
@@ -343,10 +421,16 @@ class Runtime:
             raise
         return Submitted(worker, call.call_id, mailbox)
 
-    def _derived_seed(self, token_ids: tuple[int, ...], name: str | None) -> int:
-        """From the runtime's seed, the prompt and the name, so that the order of arrival changes nothing."""
-        text = f"{self._config.seed}/{name!r}/".encode()
-        return xxh3_64_intdigest(text + array("q", token_ids).tobytes())
+    def seed_of(self, *parts: object) -> int:
+        """From the runtime's seed and these, so that the order of arrival changes nothing."""
+        return xxh3_64_intdigest(repr((self._config.seed, *parts)).encode())
+
+    def supersede(self, token_ids: Sequence[int], start: int, cache_salt: str | None) -> None:
+        """Tell the cache that what lies behind `start` was taken back."""
+        opened = self._ready()
+        namespace = namespace_of(opened.fingerprint, adapter=opened.adapter, salt=cache_salt)
+        taken_back = array("i", token_ids)
+        self._serving().ask(lambda engine: engine.cache.supersede(taken_back, start, namespace=namespace))
 
     def _ready(self) -> Opened:
         if self._opened is None:
@@ -357,18 +441,6 @@ class Runtime:
         if self._worker is None:
             raise NotStarted("this Runtime has not been started: use `async with`, or await start() first")
         return self._worker
-
-
-async def _encode(opened: Opened, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None) -> tuple[int, ...]:
-    if isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS:
-        return await asyncio.to_thread(opened.encoder.encode, prompt)
-    if _is_messages(prompt):
-        return await asyncio.to_thread(opened.encoder.encode, prompt, chat_template_kwargs)
-    return opened.encoder.encode(prompt, chat_template_kwargs)
-
-
-def _is_messages(prompt: Prompt) -> bool:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _read_template(path: Path) -> str:

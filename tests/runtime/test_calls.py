@@ -90,7 +90,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([1, True], {}, TypeError, "holds token ids or messages only, got True"),
     ([256], {}, RequestError, "token id 256 is outside the model's vocabulary of 256"),
     ([-1], {}, RequestError, "token id -1 is outside"),
-    ([{"content": "x"}], {}, RequestError, "each message needs a role"),
+    ([{"content": "x"}], {}, RequestError, "message 0 needs a role"),
     ([{"role": "user", "content": [{"type": "image_url"}]}], {}, ContentUnsupported, "'image_url' is not text"),
     ([{"role": "user", "content": 5}], {}, ContentUnsupported, "content must be text or a list of parts"),
     ([1], {"max_tokens": 0}, ValueError, "max_tokens must be an int of at least 1"),

@@ -1,74 +1,75 @@
-"""A running call as its caller sees it."""
+"""The stream of one call."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Self
 
 from agentkv.calls import CallFailed, ChoiceEnded, TokensAdded, Update
 from agentkv.errors import EngineFailed, RuntimeClosed, StreamClosed
-from agentkv.events import StreamEvent, TextDelta, TurnEnd
+from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, TurnEnd
 from agentkv.reply import Reply
-from agentkv.worker import Worker
 
-from .bridge import Mailbox, await_result
+from .bridge import await_result
+from .stream import Stream
+from .turn import Delta, Submitted, Turn
 
-__all__ = ["Stream", "Submitted"]
-
-
-class Submitted:
-    """A call that is in the engine: where to abort it, and where its updates arrive."""
-
-    __slots__ = ("call_id", "mailbox", "worker")
-
-    def __init__(self, worker: Worker, call_id: int, mailbox: Mailbox) -> None:
-        self.worker = worker
-        self.call_id = call_id
-        self.mailbox = mailbox
+__all__ = ["CallStream"]
 
 
 class _Unread:
-    """Deltas of one choice that nobody has read yet, to be read as one."""
+    """Deltas of one kind of one choice, in a row, that nobody has read yet; they are read as one."""
 
-    __slots__ = ("index", "texts", "token_ids")
+    __slots__ = ("first", "texts", "token_ids")
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self, first: Delta) -> None:
+        self.first = first
         self.texts: list[str] = []
         self.token_ids: list[int] = []
+        self.add(first)
 
-    def delta(self) -> TextDelta:
-        """All of it."""
-        return TextDelta("".join(self.texts), tuple(self.token_ids), self.index)
+    def takes(self, delta: Delta) -> bool:
+        """Whether this one can be read together with those that are there."""
+        first = self.first
+        if isinstance(first, ToolCallDelta) or isinstance(delta, ToolCallDelta):
+            return isinstance(first, ToolCallDelta) and isinstance(delta, ToolCallDelta) and first.id == delta.id
+        return type(first) is type(delta)
+
+    def add(self, delta: Delta) -> None:
+        if isinstance(delta, ToolCallDelta):
+            self.texts.append(delta.arguments_text)
+        else:
+            self.texts.append(delta.text)
+            self.token_ids.extend(delta.token_ids)
+
+    def delta(self) -> Delta:
+        """All of them."""
+        first, text = self.first, "".join(self.texts)
+        if isinstance(first, ToolCallDelta):
+            return ToolCallDelta(first.index, first.id, first.name, text)
+        kind = ReasoningDelta if isinstance(first, ReasoningDelta) else TextDelta
+        return kind(text, tuple(self.token_ids), first.index)
 
 
-class Stream:
-    """An async iterator of events, and an async context manager.
+class CallStream(Stream):
+    """Events of one call, as its Turn reads them."""
 
-        async with runtime.stream("Once upon") as stream:
-            async for text in stream.text():
-                print(text, end="")
-        reply = await stream.reply()
-
-    The call starts with the block, or with the first await. Leaving the block early aborts it before the block is
-    left. An unread event costs the engine nothing: the deltas of one choice are merged until they are read.
-    For one task on one loop.
-    """
-
-    def __init__(self, submit: Callable[[], Awaitable[Submitted]], n: int, timeout: float | None) -> None:
-        self._submit = submit
-        self._n = n
+    def __init__(self, turn: Turn, timeout: float | None) -> None:
+        self._turn = turn
         self._timeout = timeout
         self._deadline: float | None = None
         self._submitted: Submitted | None = None
         self._events: deque[TurnEnd | _Unread] = deque()
         self._open: dict[int, _Unread] = {}
-        """By choice: the delta that its next tokens are added to."""
+        """By choice: the unread deltas that its next one may be added to."""
         self._replies: dict[int, Reply] = {}
+        self._begun = False
         self._ended = False
+        self._counts = True
+        """Whether choices that end from now on become part of the conversation."""
         self._error: BaseException | None = None
         if timeout is not None:
             if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -83,9 +84,6 @@ class Stream:
     async def __aexit__(self, *exception: object) -> None:
         await self._abort()
 
-    def __aiter__(self) -> AsyncIterator[StreamEvent]:
-        return self
-
     async def __anext__(self) -> StreamEvent:
         while not self._events:
             if self._error is not None:
@@ -95,15 +93,10 @@ class Stream:
             await self._read()
         event = self._events.popleft()
         if isinstance(event, _Unread):
-            self._open.pop(event.index, None)
+            if self._open.get(event.first.index) is event:
+                del self._open[event.first.index]
             return event.delta()
         return event
-
-    async def text(self) -> AsyncIterator[str]:
-        """The text of the first choice, piece by piece; pieces joined are `reply.text`."""
-        async for event in self:
-            if isinstance(event, TextDelta) and event.index == 0 and event.text:
-                yield event.text
 
     async def replies(self) -> list[Reply]:
         """All n replies, once complete. Events not yet read stay readable."""
@@ -111,31 +104,27 @@ class Stream:
             await self._read()
         if self._error is not None:
             raise self._error
-        return [self._replies[index] for index in range(self._n)]
+        return [self._replies[index] for index in range(self._turn.n)]
 
     async def reply(self) -> Reply:
-        """The reply of the first choice, once the call is complete."""
         return (await self.replies())[0]
 
     async def cancel(self, *, keep: bool = False) -> None:
-        """Stop here. Choices that have not ended get the finish_reason "cancelled" and the text so far.
-
-        keep: the answer so far stays cached whole, so that a conversation can go on from it. Returns when nothing of
-        the call runs any more. A call that has ended, or never started, is left as it is.
-        """
         if self._ended:
             return
         if self._submitted is None:
             self._fail(StreamClosed("this stream was cancelled before it began; it has no reply"))
             return
+        self._counts = keep
         await await_result(self._submitted.worker.cancel(self._submitted.call_id, keep=keep))
         while not self._ended:
-            self._take(await self._submitted.mailbox.take())
+            await self._take_or_abort(await self._submitted.mailbox.take())
 
     def __del__(self) -> None:
         # An abandoned stream is not read by anybody: nothing of it need be computed.
         if self._submitted is not None and not self._ended:
             self._submitted.worker.abort(self._submitted.call_id)
+            self._turn.left()
 
     async def _start(self) -> Submitted:
         if self._submitted is None:
@@ -144,7 +133,8 @@ class Stream:
             deadline = asyncio.timeout_at(self._deadline)
             try:
                 async with deadline:
-                    self._submitted = await self._submit()
+                    self._begun = True
+                    self._submitted = await self._turn.begin()
             except TimeoutError as error:
                 if not deadline.expired():
                     self._fail(error)
@@ -172,7 +162,15 @@ class Stream:
         except BaseException:
             await self._abort()
             raise
-        self._take(updates)
+        await self._take_or_abort(updates)
+
+    async def _take_or_abort(self, updates: Sequence[Update]) -> None:
+        """Take updates in; a call whose tokens cannot be read has nobody to go on for."""
+        try:
+            self._take(updates)
+        except Exception as error:
+            await self._abort()
+            self._ended, self._error = True, error
 
     def _timed_out(self) -> TimeoutError:
         return TimeoutError(f"no complete answer within {self._timeout} s")
@@ -184,31 +182,41 @@ class Stream:
         self._ended = True
         self._error = StreamClosed("this stream was left before its end; it has no reply")
         done = self._submitted.worker.abort(self._submitted.call_id)
-        await asyncio.shield(asyncio.ensure_future(_settled(done)))
+        try:
+            await asyncio.shield(asyncio.ensure_future(_settled(done)))
+        finally:
+            self._turn.left()
 
     def _fail(self, error: BaseException) -> None:
-        self._ended = True
+        ended_before, self._ended = self._ended, True
         self._error = error
+        if self._begun and not ended_before:
+            self._turn.left()
 
     def _take(self, updates: Sequence[Update]) -> None:
         for update in updates:
             if isinstance(update, TokensAdded):
-                self._add_delta(update)
+                self._add(self._turn.read(update))
             elif isinstance(update, ChoiceEnded):
-                self._replies[update.index] = update.reply
+                rest, reply = self._turn.end(update, counts=self._counts)
+                self._add(rest)
+                self._replies[update.index] = reply
                 self._open.pop(update.index, None)
-                self._events.append(TurnEnd(update.reply, update.index))
-                self._ended = update.last
+                self._events.append(TurnEnd(reply, update.index))
+                if update.last:
+                    self._ended = True
+                    self._turn.left()
             elif isinstance(update, CallFailed):
                 self._fail(update.error)
 
-    def _add_delta(self, update: TokensAdded) -> None:
-        unread = self._open.get(update.index)
-        if unread is None:
-            unread = self._open[update.index] = _Unread(update.index)
-            self._events.append(unread)
-        unread.texts.append(update.text)
-        unread.token_ids.extend(update.token_ids)
+    def _add(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            unread = self._open.get(delta.index)
+            if unread is not None and unread.takes(delta):
+                unread.add(delta)
+            else:
+                unread = self._open[delta.index] = _Unread(delta)
+                self._events.append(unread)
 
 
 async def _settled(done: Future[None]) -> None:

@@ -1,0 +1,162 @@
+"""The token ledger: the exact ids a model saw and produced, and how a next turn is put behind them.
+
+    |---------------- ledger ----------------|------------- suffix --------------|
+    | prompt of turn 1 | reply | … | reply k |  end of turn · messages · opening  |
+                                             ^ ends where the reply's text ends
+
+Produced ids are never encoded again: a text has many encodings, and the model's own is the one whose keys and values
+are cached. The suffix is what the template puts between two turns. Where the template's own rendering of the
+conversation so far is still there when more follows, it is simply the rest. Templates that render earlier turns
+differently once others follow (and leave out their reasoning, for one) have the choice that `exact` makes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .messages import Message
+from .template import ChatTemplate
+
+__all__ = ["Ledger", "Scribe", "TurnPrompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Where a reply ended."""
+
+    num_messages: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The ids of a conversation up to the end of its last reply. Never changes: forks and marks share it."""
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    num_messages: int = 0
+    """How many messages of the conversation the ids hold; those behind are encoded with the next call."""
+    turns: tuple[_Turn, ...] = ()
+    follows_template: bool = True
+    """The ids say what the template would render, but for the model's own way to write a reply."""
+    seam_tokens: int = 0
+    """Ids at the end that were encoded again, because the text ended inside a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPrompt:
+    """What the model is asked."""
+
+    token_ids: tuple[int, ...]
+    ledger: Ledger
+    """What the ids begin with; its turns are those that are still told apart in them."""
+    surplus_tokens: int = 0
+    """With exact history: how many more ids these are than the template's own rendering of the conversation."""
+    seam_tokens: int = 0
+
+
+class Scribe:
+    """Writes ledgers for one model: by its template, its tokenizer, and nothing else.
+
+    encode: the ids of a text, no special tokens added. Rendering and encoding cost O(conversation) and O(suffix).
+    """
+
+    def __init__(self, template: ChatTemplate, encode: Callable[[str], list[int]]) -> None:
+        self.template = template
+        self._encode = encode
+
+    def prompt(
+        self,
+        ledger: Ledger,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        exact: bool = True,
+        answer: bool = True,
+    ) -> TurnPrompt:
+        """The ids for a conversation whose beginning is in the ledger.
+
+        exact: keep the ledger's ids whatever the template makes of earlier turns; else keep those up to the last turn
+        that the template still renders as it did, and encode the rest anew.
+        answer: with the opening of the assistant's turn.
+        """
+        rendered = self.template.render(messages, tools=tools, answer=answer, kwargs=kwargs)
+        if not ledger.num_messages:
+            return TurnPrompt(tuple(self._encode(rendered)), Ledger())
+        if exact:
+            return self._exact(ledger, messages, rendered, tools, kwargs, answer)
+        return self._by_template(ledger, messages, rendered, tools, kwargs)
+
+    def _exact(
+        self,
+        ledger: Ledger,
+        messages: Sequence[Message],
+        rendered: str,
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+        answer: bool,
+    ) -> TurnPrompt:
+        known, new = messages[: ledger.num_messages], messages[ledger.num_messages :]
+        text = self._text_of(known, tools, kwargs)
+        follows = ledger.follows_template and rendered.startswith(text)
+        if rendered.startswith(text):
+            suffix = rendered[len(text) :]
+        else:
+            calls = known[-1].tool_calls if new and new[0].role == "tool" else ()
+            suffix = self.template.after_turn(new, calls=calls, tools=tools, answer=answer, kwargs=kwargs)
+        token_ids = (*ledger.token_ids, *self._encode(suffix))
+        surplus = 0 if follows else len(token_ids) - len(self._encode(rendered))
+        kept = Ledger(ledger.token_ids, ledger.num_messages, ledger.turns, follows)
+        return TurnPrompt(token_ids, kept, surplus, ledger.seam_tokens)
+
+    def _by_template(
+        self,
+        ledger: Ledger,
+        messages: Sequence[Message],
+        rendered: str,
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+    ) -> TurnPrompt:
+        def lost(turn: _Turn) -> bool:
+            return not rendered.startswith(self._text_of(messages[: turn.num_messages], tools, kwargs))
+
+        # A turn that is rendered differently moves all that follow it, so the turns that are still there come first.
+        # Mostly all of them are, so the last is tried before the middle.
+        turns = ledger.turns
+        count = len(turns) if not lost(turns[-1]) else bisect_left(turns, True, key=lost)
+        if not count:
+            return TurnPrompt(tuple(self._encode(rendered)), Ledger())
+        last = turns[count - 1]
+        kept = Ledger(ledger.token_ids[: last.num_tokens], last.num_messages, turns[:count])
+        suffix = rendered[len(self._text_of(messages[: last.num_messages], tools, kwargs)) :]
+        seam = ledger.seam_tokens if count == len(turns) else 0
+        return TurnPrompt((*kept.token_ids, *self._encode(suffix)), kept, 0, seam)
+
+    def _text_of(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any] | None
+    ) -> str:
+        """The template's rendering up to where the text of the last message, a reply, ends."""
+        text = self.template.render(messages, tools=tools, answer=False, kwargs=kwargs)
+        return text.removesuffix(self.template.traits(kwargs).end_of_turn)
+
+    def after_reply(
+        self, prompt: TurnPrompt, num_messages: int, whole_token_ids: Sequence[int], cut_text: str
+    ) -> Ledger:
+        """The ledger once the prompt was answered; the reply is message number `num_messages`, the last.
+
+        whole_token_ids: the produced ids that lie wholly in the reply's text, without the end token
+        cut_text: text behind them that is part of the reply, because it was ended inside a token; encoded anew
+        """
+        seam = self._encode(cut_text) if cut_text else []
+        token_ids = array("i", (*prompt.token_ids, *whole_token_ids, *seam))
+        return Ledger(
+            token_ids,
+            num_messages,
+            (*prompt.ledger.turns, _Turn(num_messages, len(token_ids))),
+            prompt.ledger.follows_template,
+            len(seam),
+        )

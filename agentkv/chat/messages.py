@@ -1,0 +1,186 @@
+"""Messages as OpenAI's SDKs make them, brought into one form and back.
+
+content a string, None or a list of text parts     -> a string
+arguments a JSON string or a dict                  -> a dict (a string that is no JSON object stays as it is)
+results of one turn's calls, in any order          -> in the order of the calls
+role "developer"                                   -> "system", which templates know
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentkv.errors import ContentUnsupported, RequestError
+
+__all__ = ["Message", "MessageCall", "as_implicit", "normalise", "to_openai", "without_implicit"]
+
+_OWN_FIELDS = frozenset(
+    ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "implicit", "reasoning")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCall:
+    """A call of a tool in an assistant's message."""
+
+    id: str | None
+    name: str
+    arguments: dict[str, Any] | str
+
+    def to_openai(self) -> dict[str, Any]:
+        """OpenAI's shape: the arguments as JSON."""
+        arguments = self.arguments
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        call: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": arguments}}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; two that say the same are equal, whatever shape they came in."""
+
+    role: str
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[MessageCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    implicit: bool = False
+    """The template adds it by itself; it is shown, and not handed to the template."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that some templates know and we do not."""
+
+
+def normalise(messages: Iterable[Any], *, model: str = "this model") -> tuple[Message, ...]:
+    """Messages in one form. Each is a mapping, or an object with `model_dump()` as OpenAI's SDK returns it.
+
+    Raises RequestError for what is no message, ContentUnsupported for a part that is not text, by the message's index
+    in the list and the part's type.
+    """
+    return tuple(_calls_order([_normalised(message, index, model) for index, message in enumerate(messages)]))
+
+
+def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """OpenAI's shape, which `normalise` turns into equal messages again."""
+    return [_to_openai(message) for message in messages]
+
+
+def _to_openai(message: Message) -> dict[str, Any]:
+    shape: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        shape["content"] = message.content or None
+        shape["tool_calls"] = [call.to_openai() for call in message.tool_calls]
+    optional = {
+        "reasoning_content": message.reasoning,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "implicit": message.implicit or None,
+    }
+    return shape | {key: value for key, value in optional.items() if value is not None} | dict(message.extra)
+
+
+def _normalised(message: Any, index: int, model: str) -> Message:
+    fields = _fields(message, index)
+    role = fields.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"message {index} needs a role, got keys {sorted(map(str, fields))}")
+    reasoning = fields.get("reasoning_content", fields.get("reasoning"))
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise RequestError(f"reasoning_content of message {index} must be a str, got {type(reasoning).__name__}")
+    return Message(
+        role="system" if role == "developer" else role,
+        content=_text(fields.get("content"), index, model),
+        reasoning=reasoning,
+        tool_calls=tuple(_call(call, index) for call in fields.get("tool_calls") or ()),
+        tool_call_id=fields.get("tool_call_id"),
+        name=fields.get("name"),
+        implicit=bool(fields.get("implicit", False)),
+        extra={key: value for key, value in fields.items() if key not in _OWN_FIELDS and value is not None},
+    )
+
+
+def _fields(message: Any, index: int) -> Mapping[str, Any]:
+    if isinstance(message, Mapping):
+        return message
+    dump = getattr(message, "model_dump", None)
+    if callable(dump):
+        fields: Mapping[str, Any] = dump()
+        return fields
+    raise RequestError(f"message {index} must be a mapping with role and content, got {type(message).__name__}")
+
+
+def _text(content: Any, index: int, model: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        raise ContentUnsupported(
+            f"the content of message {index} must be text or a list of text parts, got {type(content).__name__}"
+        )
+    parts: list[str] = []
+    for part in content:
+        kind = part.get("type", "unnamed") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ContentUnsupported(f"message {index} holds {_a(str(kind))} part; {model} reads text only.")
+        parts.append(part["text"])
+    return "".join(parts)
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind}"
+
+
+def _call(call: Any, index: int) -> MessageCall:
+    fields = _fields(call, index)
+    function = fields.get("function", fields)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError(f"a tool call of message {index} has no function name")
+    return MessageCall(fields.get("id"), name, _arguments(function.get("arguments"), index))
+
+
+def _arguments(arguments: Any, index: int) -> dict[str, Any] | str:
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    if not isinstance(arguments, str):
+        raise RequestError(
+            f"the arguments of a tool call of message {index} must be JSON or a dict, got {type(arguments).__name__}"
+        )
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _calls_order(messages: list[Message]) -> list[Message]:
+    """Results that follow one turn's calls, sorted into the calls' order; those of no known call stay behind them."""
+    ordered: list[Message] = []
+    order: dict[str | None, int] = {}
+    run: list[Message] = []
+    for message in [*messages, Message("end")]:
+        if message.role == "tool":
+            run.append(message)
+            continue
+        ordered += sorted(run, key=lambda result: order.get(result.tool_call_id, len(order)))
+        run = []
+        order = {call.id: place for place, call in enumerate(message.tool_calls) if call.id is not None}
+        ordered.append(message)
+    return ordered[:-1]
+
+
+def without_implicit(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What is handed to a template, which adds the implicit ones itself."""
+    return tuple(message for message in messages if not message.implicit)
+
+
+def as_implicit(content: str) -> Message:
+    """A system text that a template adds by itself."""
+    return replace(Message("system", content), implicit=True)

@@ -1,0 +1,59 @@
+"""A model that is ready to be served, as its callers know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentkv.chat import Scribe
+from agentkv.session import ProducedTurns
+from agentkv.tools import Tool
+
+from .prompt import PromptEncoder
+
+if TYPE_CHECKING:
+    from agentkv.sampling import TokenMask
+
+__all__ = ["Opened", "Script"]
+
+Script = Callable[[Any], "Callable[[int], TokenMask] | None"]
+"""From what is asked, a prompt or messages, to masks that leave one answer; None: no script for this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What callers need to know of an engine that is ready."""
+
+    name: str
+    tokenizer: Any
+    encoder: PromptEncoder
+    scribe: Scribe
+    vocab_size: int
+    context_limit: int
+    fingerprint: bytes
+    adapter: str | None
+    end_token_ids: frozenset[int]
+    page_size: int
+    usable_pages: int
+    ready_seconds: float
+    """From the start of opening to ready, imports of torch and transformers not counted."""
+    script: Script | None = None
+    produced: ProducedTurns = field(default_factory=ProducedTurns)
+
+    def forced_call(self, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask]:
+        """Masks under which an answer is one call of one of these tools, in the form that the model writes."""
+        from agentkv.tools import forced_call_mask
+
+        call_format = self.scribe.template.traits(kwargs).call_format
+        return forced_call_mask(tools, call_format, self.tokenizer, self.vocab_size, self.end_token_ids)
+
+    def scripted(self, asked: Any) -> Callable[[int], TokenMask] | None:
+        """Masks of a scripted model; None for every other one, and where nothing is asked."""
+        return None if self.script is None or asked is None else self.script(asked)
+
+    def marker_tokens(self, kwargs: Mapping[str, Any]) -> Mapping[int, str]:
+        """Special tokens that mark calls or reasoning, by id: an answer's text shows them to its reader."""
+        marks = self.scribe.template.traits(kwargs).marks
+        added = getattr(self.tokenizer, "added_tokens_decoder", None) or {}
+        return {number: str(token) for number, token in added.items() if token.special and str(token) in marks}

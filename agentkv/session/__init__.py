@@ -1,0 +1,26 @@
+"""Conversations that fork, go back, run tools, and keep the exact tokens of what was said."""
+
+from .host import Host, Question, Served
+from .options import CallOptions, with_max_tokens
+from .produced import ProducedTurns
+from .run import Run, RunStream
+from .session import Content, Mark, Session
+from .turns import Answered, ChatTurn, Conversation, PlainTurn
+
+__all__ = [
+    "Answered",
+    "CallOptions",
+    "ChatTurn",
+    "Content",
+    "Conversation",
+    "Host",
+    "Mark",
+    "PlainTurn",
+    "ProducedTurns",
+    "Question",
+    "Run",
+    "RunStream",
+    "Served",
+    "Session",
+    "with_max_tokens",
+]

@@ -1,0 +1,80 @@
+"""What a session needs of the runtime that it lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentkv.chat import Scribe
+from agentkv.sampling_params import SamplingParams
+from agentkv.streams import Submitted
+from agentkv.tools import Tool
+
+from .produced import ProducedTurns
+
+if TYPE_CHECKING:
+    from agentkv.sampling import TokenMask
+
+__all__ = ["Host", "Question", "Served"]
+
+
+class Served(Protocol):
+    """The model as it is served."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def context_limit(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def usable_pages(self) -> int: ...
+    @property
+    def scribe(self) -> Scribe: ...
+    @property
+    def produced(self) -> ProducedTurns: ...
+
+    def forced_call(self, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask]:
+        """Masks under which an answer is one call of one of these tools."""
+
+    def scripted(self, asked: Any) -> Callable[[int], TokenMask] | None:
+        """Masks of a scripted model, which says what its script wants; None for every other model."""
+
+    def marker_tokens(self, kwargs: Mapping[str, Any]) -> Mapping[int, str]:
+        """Special tokens that mark calls or reasoning, which are text of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt as the engine is asked it."""
+
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    n: int = 1
+    cache: bool = True
+    cache_salt: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    kept_special_tokens: Mapping[int, str] = field(default_factory=dict)
+    make_mask: Callable[[int], TokenMask] | None = None
+
+
+class Host(Protocol):
+    """A runtime, as its sessions see it."""
+
+    async def serve(self) -> Served:
+        """The model, loaded first if need be."""
+
+    def served_now(self) -> Served:
+        """The model; raises NotStarted before it is loaded."""
+
+    async def submit(self, question: Question) -> Submitted:
+        """Hand a question to the engine, waiting for a place in the queue where that is asked for."""
+
+    def seed_of(self, *parts: object) -> int:
+        """A seed that depends on the runtime's own and on these, and on nothing else."""
+
+    def supersede(self, token_ids: Sequence[int], start: int, cache_salt: str | None) -> None:
+        """Tell the cache that what lies behind `start` was taken back."""

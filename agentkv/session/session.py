@@ -1,0 +1,508 @@
+"""A conversation with one model: it grows, forks, goes back, and pays only for what is new."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NoReturn, Self, overload
+
+from agentkv.chat import Message, as_implicit, normalise, to_openai, without_implicit
+from agentkv.errors import PendingToolCalls, RequestError, SessionBusy, SessionClosed
+from agentkv.events import ToolResult
+from agentkv.reply import Reply
+from agentkv.sampling_params import SamplingParams
+from agentkv.streams import CallStream
+from agentkv.tool_calls import ToolCall
+from agentkv.tools import Tool, run_tool_calls
+from agentkv.usage import Usage
+
+from .host import Host
+from .options import CallOptions, check_tool_choice
+from .run import Run, RunStream
+from .turns import Answered, ChatTurn, Conversation, PlainTurn
+
+__all__ = ["Content", "Mark", "Session"]
+
+_log = logging.getLogger("agentkv")
+
+Content = str | Sequence[Any] | Mapping[str, Any] | None
+"""Text, a list of text parts, a message, a list of messages, or None: go on from what is there."""
+
+_idents = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a session to go back to."""
+
+    conversation: Conversation
+    turns: int
+    owner: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """Which marks a session knows: its own, and those that its ancestors had when it was forked."""
+
+    serials: Mapping[int, int] = field(default_factory=dict)
+
+    def knows(self, mark: Mark) -> bool:
+        return mark.serial <= self.serials.get(mark.owner, -1)
+
+
+class Session:
+    """Made by `Runtime.session`. Holds messages and the exact token ids of what was said, and no pages.
+
+    One call at a time; forks answer side by side. What only edits the conversation is a plain call and costs
+    microseconds. A call that raises, times out or is cancelled leaves everything as it was before it.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        messages: tuple[Message, ...],
+        options: CallOptions,
+        history: Literal["exact", "template"],
+        path: tuple[int, ...] = (),
+        parent: Session | None = None,
+    ) -> None:
+        if history not in ("exact", "template"):
+            raise ValueError(f'history must be "exact" or "template", got {history!r}')
+        self._host = host
+        self._options = options
+        self._exact = history == "exact"
+        self._path = path
+        self._parent = parent
+        self._conversation = Conversation(without_implicit(messages))
+        self._turns = 0
+        self._tools = {tool.name: tool for tool in options.tools}
+        self._denied: dict[str, str] = {}
+        self._usages: list[Usage] = []
+        self._lock = threading.Lock()
+        self._busy_since: float | None = None
+        self._closed = False
+        self._warned = False
+        self._num_forks = 0
+        self._ident = next(_idents)
+        self._num_marks = 0
+        self._ancestors = _Lineage()
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str | None:
+        """Who speaks, in reports and rate limits; forks of "planner" are "planner/1", "planner/2"."""
+        return self._options.name
+
+    @property
+    def parent(self) -> Session | None:
+        """The session that this one was forked from."""
+        return self._parent
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is being answered."""
+        return self._busy_since is not None
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation in OpenAI's shape. What the template adds by itself stands there too, as "implicit"."""
+        return to_openai(self._visible())
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids of all of it, as the next call will send them, without the opening of the next answer.
+
+        Known once the runtime is started.
+        """
+        conversation = self._conversation
+        if not conversation.messages:
+            return ()
+        if len(conversation.messages) == conversation.ledger.num_messages:
+            return tuple(conversation.ledger.token_ids)
+        return self._prompt_ids(conversation, answer=False)
+
+    @property
+    def system(self) -> str | None:
+        """The system text; to set it raises, and says what to do instead."""
+        first = self._visible()[:1]
+        return first[0].content if first and first[0].role == "system" else None
+
+    @system.setter
+    def system(self, text: object) -> NoReturn:
+        raise AttributeError(
+            "system stands at the head of the prompt, before everything that is cached: another one computes the whole "
+            "conversation again. For that, open runtime.session(system=…, messages=session.messages[1:]). To add an "
+            'instruction and keep what is cached, append({"role": "system", "content": …}), which costs its own tokens.'
+        )
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """In canonical order; to set them raises, and says what to do instead."""
+        return self._options.tools
+
+    @tools.setter
+    def tools(self, tools: object) -> NoReturn:
+        raise AttributeError(
+            "tools stand at the head of the prompt, before everything that is cached: other ones compute the whole "
+            "conversation again. For that, open runtime.session(tools=…, messages=session.messages). To take one away "
+            "and keep what is cached, deny(tool, reason), which costs nothing."
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """The sum over this session's own calls; a fork begins at nothing."""
+        return sum(self._usages, Usage())
+
+    @property
+    def context_left(self) -> int:
+        """Tokens of the context that are not taken. Known once the runtime is started."""
+        return self._host.served_now().context_limit - len(self.token_ids)
+
+    def report(self) -> Any:
+        """What this session's calls asked, what was cached of it, and why the rest was not."""
+        from agentkv.report import report_of_usages
+
+        return report_of_usages(self.name or "session", self._usages)
+
+    def count_tokens(self, content: Content) -> int:
+        """Tokens that the next prompt would have with this content. Known once the runtime is started."""
+        conversation = self._conversation.then(*self._messages_of(content))
+        return len(self._prompt_ids(conversation, answer=True))
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
+    ) -> Reply:
+        """The model's next reply, which becomes part of the conversation.
+
+        Raises SessionBusy, PendingToolCalls where the last reply's calls have no results yet, ContextOverflow with the
+        numbers, TimeoutError, and what `Runtime.generate` raises; the session is then as it was.
+        """
+        async with self.stream(content, timeout=timeout, tool_choice=tool_choice, **sampling) as stream:
+            return await stream.reply()
+
+    def stream(
+        self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
+    ) -> CallStream:
+        """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
+        hold = _Hold(self, self._messages_of(content))
+        options = self._call_options(tool_choice, sampling)
+        return CallStream(self._turn(hold.enter, options, self._keep_answer, hold.leave), timeout)
+
+    async def run(
+        self,
+        task: Content = None,
+        *,
+        max_turns: int = 16,
+        timeout: float | None = None,
+        tool_choice: str | None = None,
+        **sampling: Any,
+    ) -> Run:
+        """Answer, run the tools that were called, answer again, until a reply calls none.
+
+        tool_choice "required" or a name holds until its first call has been answered. A turn is a reply and its
+        results; what raises or is cancelled leaves the session as after the last finished one.
+        """
+        stream = self.run_stream(task, max_turns=max_turns, timeout=timeout, tool_choice=tool_choice, **sampling)
+        async with stream:
+            return await stream.run()
+
+    def run_stream(
+        self,
+        task: Content = None,
+        *,
+        max_turns: int = 16,
+        timeout: float | None = None,
+        tool_choice: str | None = None,
+        **sampling: Any,
+    ) -> RunStream:
+        """As `run`, as a stream of events, the results of the tools among them."""
+        options = self._call_options(tool_choice, sampling)
+        run = _SessionRun(self, self._messages_of(task), options)
+        return RunStream(run, max_turns=max_turns, tool_choice=tool_choice, timeout=timeout)
+
+    async def prefill(self) -> Usage:
+        """Compute what is there, so that the next call finds it cached. The conversation stays as it is."""
+        if not self._conversation.messages:
+            raise RequestError("there is nothing to prefill: the session has no messages")
+        await self._host.serve()
+        conversation = self._enter()
+        try:
+            turn = PlainTurn(
+                self._host,
+                lambda served: self._prompt_ids(conversation, answer=False),
+                None,
+                replace(self._options, tools=(), tool_choice="auto", params=SamplingParams(max_tokens=1)),
+                slow=True,
+            )
+            async with CallStream(turn, None) as stream:
+                usage = (await stream.reply()).usage
+        finally:
+            self._leave()
+        self._usages.append(usage)
+        return usage
+
+    # -- editing ------------------------------------------------------------------------------------------------
+
+    def append(self, *messages: Content) -> None:
+        """Add messages without asking; a str is the user's. They are computed with the next call."""
+        new = [one for message in messages for one in self._messages_of(message)]
+        with self._lock:
+            self._require_free()
+            self._conversation = self._conversation.then(*new)
+
+    def mark(self) -> Mark:
+        """This place. O(1)."""
+        self._num_marks += 1
+        return Mark(self._conversation, self._turns, self._ident, self._num_marks)
+
+    def rollback(self, mark: Mark) -> None:
+        """Go back to a place that was marked here, or before this session was forked. O(1); forks are untouched."""
+        if not isinstance(mark, Mark):
+            raise TypeError(f"rollback takes what mark() gave, got {type(mark).__name__}")
+        if mark.owner != self._ident and not self._ancestors.knows(mark):
+            raise ValueError("this mark was made in another session; rollback takes marks of this one")
+        with self._lock:
+            self._require_free()
+            left, self._conversation, self._turns = self._conversation, mark.conversation, mark.turns
+        kept = len(mark.conversation.ledger.token_ids)
+        if len(left.ledger.token_ids) > kept:
+            self._host.supersede(left.ledger.token_ids, kept, self._options.cache_salt)
+
+    @overload
+    def fork(self) -> Session: ...
+
+    @overload
+    def fork(self, n: int) -> list[Session]: ...
+
+    def fork(self, n: int | None = None) -> Session | list[Session]:
+        """Another session, or n, that go on from here, each on its own. Nothing is copied or computed.
+
+        Of a busy session, its last finished state is forked.
+        """
+        if n is None:
+            return self._fork()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"fork takes how many, an int of at least 1, got {n!r}")
+        return [self._fork() for _ in range(n)]
+
+    def _fork(self) -> Session:
+        with self._lock:
+            self._require_open()
+            self._num_forks += 1
+            number, conversation, turns = self._num_forks, self._conversation, self._turns
+        name = f"{self.name}/{number}" if self.name is not None else None
+        child = Session(
+            self._host,
+            messages=(),
+            options=replace(self._options, name=name),
+            history="exact" if self._exact else "template",
+            path=(*self._path, number),
+            parent=self,
+        )
+        child._conversation, child._turns = conversation, turns
+        child._denied = dict(self._denied)
+        child._ancestors = _Lineage({**self._ancestors.serials, self._ident: self._num_marks})
+        return child
+
+    def deny(self, tool: str | Tool, reason: str) -> None:
+        """Answer this tool's calls with the reason instead of running it. It stays in the prompt, which stays cached.
+
+        O(1): no token changes.
+        """
+        self._denied[self._tool_name(tool)] = reason
+
+    def allow(self, tool: str | Tool) -> None:
+        """Run a denied tool again."""
+        self._denied.pop(self._tool_name(tool), None)
+
+    async def close(self) -> None:
+        """Further calls raise SessionClosed. A forgotten session costs nothing but its ids."""
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _visible(self) -> tuple[Message, ...]:
+        """The messages, with the system text that the template adds by itself."""
+        messages = self._conversation.messages
+        if messages and messages[0].role == "system":
+            return messages
+        try:
+            template = self._host.served_now().scribe.template
+        except RuntimeError:
+            return messages
+        implicit = template.traits(self._options.template_kwargs).implicit_system if template.exists else None
+        return messages if implicit is None else (as_implicit(implicit), *messages)
+
+    def _prompt_ids(self, conversation: Conversation, *, answer: bool) -> tuple[int, ...]:
+        prompt = self._host.served_now().scribe.prompt(
+            conversation.ledger,
+            conversation.messages,
+            tools=self._options.schemas,
+            kwargs=self._options.template_kwargs,
+            exact=self._exact,
+            answer=answer,
+        )
+        return prompt.token_ids
+
+    def _messages_of(self, content: Content) -> tuple[Message, ...]:
+        if content is None:
+            return ()
+        if isinstance(content, str):
+            return (Message("user", content),)
+        if isinstance(content, Mapping) or not isinstance(content, Sequence):
+            return self._normalised([content])
+        parts = [isinstance(item, Mapping) and "role" not in item and "type" in item for item in content]
+        if parts and all(parts):
+            return self._normalised([{"role": "user", "content": content}])
+        return self._normalised(content)
+
+    def _normalised(self, messages: Sequence[Any]) -> tuple[Message, ...]:
+        try:
+            model = self._host.served_now().name
+        except RuntimeError:
+            model = "this model"
+        return without_implicit(normalise(messages, model=model))
+
+    def _call_options(self, tool_choice: str | None, sampling: dict[str, Any]) -> CallOptions:
+        options = self._options
+        if tool_choice is not None:
+            check_tool_choice(tool_choice, options.tools)
+            options = replace(options, tool_choice=tool_choice)
+        return replace(options, params=SamplingParams.from_kwargs(options.params, **sampling)) if sampling else options
+
+    def _turn(
+        self,
+        enter: Callable[[], Conversation],
+        options: CallOptions,
+        told: Callable[[Answered], None],
+        left: Callable[[], None] = lambda: None,
+    ) -> ChatTurn:
+        return ChatTurn(
+            self._host,
+            enter,
+            options,
+            exact=self._exact,
+            seed=lambda token_ids: self._host.seed_of(self._root_name(), self._path, self._turns),
+            told=told,
+            denied=self._denied,
+            left=left,
+        )
+
+    def _keep_answer(self, answered: Answered) -> None:
+        self._conversation = answered.conversation
+        self._note(answered)
+
+    def _note(self, answered: Answered) -> None:
+        self._turns += 1
+        self._usages.append(answered.reply.usage)
+        if answered.surplus_tokens > 0 and self._exact and not self._warned:
+            self._warned = True
+            _log.warning(
+                "session %r keeps %d tokens that the chat template would have dropped from earlier turns, so that what "
+                'is cached stays the beginning of the prompt; history="template" follows the template instead',
+                self.name or "session",
+                answered.surplus_tokens,
+            )
+
+    def _root_name(self) -> str | None:
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        return root.name
+
+    def _tool_name(self, tool: str | Tool) -> str:
+        name = tool if isinstance(tool, str) else getattr(tool, "name", None) or getattr(tool, "__name__", None)
+        if name not in self._tools:
+            raise ValueError(f"no tool {name!r} here; the tools are {', '.join(self._tools) or 'none'}")
+        return str(name)
+
+    def _enter(self) -> Conversation:
+        with self._lock:
+            self._require_free()
+            self._busy_since = time.monotonic()
+            return self._conversation
+
+    def _leave(self) -> None:
+        self._busy_since = None
+
+    def _require_free(self) -> None:
+        self._require_open()
+        if self._busy_since is not None:
+            raise SessionBusy(self.name or "session", time.monotonic() - self._busy_since)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SessionClosed(f"session {self.name or 'session'!r} is closed; open another one")
+
+
+class _Hold:
+    """A session while one of its calls is answered, with what the call adds to the conversation."""
+
+    def __init__(self, session: Session, new: tuple[Message, ...]) -> None:
+        self._session, self._new = session, new
+        self._held = False
+
+    def enter(self) -> Conversation:
+        """The conversation to be answered; raises SessionBusy, PendingToolCalls, RequestError."""
+        session = self._session
+        conversation = session._enter()
+        self._held = True
+        try:
+            conversation = conversation.then(*self._new)
+            if conversation.unanswered:
+                raise PendingToolCalls(session.name or "session", conversation.unanswered)
+            if not conversation.messages:
+                raise RequestError("there is nothing to answer: the session has no messages yet; ask(content)")
+        except BaseException:
+            self.leave()
+            raise
+        return conversation
+
+    def leave(self) -> None:
+        """Free the session, once, if it was this call that held it."""
+        if self._held:
+            self._held = False
+            self._session._leave()
+
+
+class _SessionRun(_Hold):
+    """A session as its run sees it: held from the first turn to the last."""
+
+    def __init__(self, session: Session, task: tuple[Message, ...], options: CallOptions) -> None:
+        super().__init__(session, task)
+        self._options = options
+
+    def turn(self, conversation: Conversation, tool_choice: str | None, told: Callable[[Answered], None]) -> CallStream:
+        options = self._options if tool_choice is None else replace(self._options, tool_choice=tool_choice)
+
+        def note(answered: Answered) -> None:
+            self._session._note(answered)
+            told(answered)
+
+        return CallStream(self._session._turn(lambda: conversation, options, note), None)
+
+    def can_run(self, call: ToolCall) -> bool:
+        tool = self._session._tools.get(call.name)
+        return call.error is not None or tool is None or tool.call is not None
+
+    async def answer(self, calls: tuple[ToolCall, ...], on_result: Callable[[ToolResult], None]) -> list[ToolResult]:
+        session = self._session
+        return await run_tool_calls(calls, session._tools, session._denied, on_result=on_result)
+
+    def keep(self, conversation: Conversation) -> None:
+        self._session._conversation = conversation

@@ -1,0 +1,211 @@
+"""One call each: of a prompt as it is, or of a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from xxhash import xxh3_64_intdigest
+
+from agentkv.calls import ChoiceEnded, TokensAdded
+from agentkv.chat import Ledger, Message, TurnPrompt, TurnReader, normalise, to_openai
+from agentkv.events import TextDelta
+from agentkv.reply import Reply
+from agentkv.streams import Submitted
+from agentkv.streams.turn import Delta
+from agentkv.tools import Tool, check_call
+
+from .host import Host, Question, Served
+from .options import CallOptions, with_max_tokens
+
+__all__ = ["Answered", "ChatTurn", "Conversation", "PlainTurn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What has been said, and the ids of its beginning."""
+
+    messages: tuple[Message, ...] = ()
+    ledger: Ledger = Ledger()  # noqa: RUF009  # frozen, and shared on purpose
+
+    def then(self, *messages: Message) -> Conversation:
+        """With more messages behind."""
+        return replace(self, messages=(*self.messages, *messages))
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Names of the tools that the last reply called and that have no result here."""
+        answered: set[str | None] = set()
+        for message in reversed(self.messages):
+            if message.role == "tool":
+                answered.add(message.tool_call_id)
+            elif message.role == "assistant":
+                return tuple(call.name for call in message.tool_calls if call.id not in answered)
+            else:
+                return ()
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A reply and the conversation that it makes."""
+
+    reply: Reply
+    conversation: Conversation
+    surplus_tokens: int
+    """See TurnPrompt."""
+
+
+class PlainTurn:
+    """A prompt that no template touches: its answer is text and nothing else."""
+
+    def __init__(
+        self,
+        host: Host,
+        encode: Callable[[Served], tuple[int, ...]],
+        asked: object,
+        options: CallOptions,
+        *,
+        slow: bool,
+    ) -> None:
+        """slow: encoding takes longer than a change of thread."""
+        self.n = options.n
+        self._host, self._encode, self._asked, self._options, self._slow = host, encode, asked, options, slow
+
+    async def begin(self) -> Submitted:
+        served = await self._host.serve()
+        token_ids = await asyncio.to_thread(self._encode, served) if self._slow else self._encode(served)
+        options = self._options
+        params = with_max_tokens(options.params, len(token_ids), options.n, served, use_cache=options.cache)
+        seed = params.seed
+        if seed is None:
+            seed = self._host.seed_of(array("q", token_ids).tobytes(), options.name)
+        return await self._host.submit(
+            Question(
+                token_ids, params, seed, options.n, options.cache, options.cache_salt, options.name, options.tags,
+                make_mask=served.scripted(self._asked),
+            )
+        )  # fmt: skip
+
+    def read(self, update: TokensAdded) -> Sequence[Delta]:
+        return (TextDelta(update.text, update.token_ids, update.index),)
+
+    def end(self, update: ChoiceEnded, *, counts: bool) -> tuple[Sequence[Delta], Reply]:
+        return (), update.reply
+
+    def left(self) -> None:
+        """Holds nothing."""
+
+
+class ChatTurn:
+    """The next turn of a conversation, by the chat template.
+
+    enter: gives the conversation; what it takes for the time of the call, `left` gives back
+    told: is given each choice's answer as it ends, unless the stream was cancelled without keeping it
+    look_up: begin with the ids of what this runtime produced, where the conversation is known
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        enter: Callable[[], Conversation],
+        options: CallOptions,
+        *,
+        exact: bool,
+        look_up: bool = False,
+        seed: Callable[[tuple[int, ...]], int],
+        told: Callable[[Answered], None],
+        denied: Mapping[str, str] | None = None,
+        left: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.n = options.n
+        self._host, self._enter, self._options, self._look_up = host, enter, options, look_up
+        self._exact, self._seed, self._told, self._denied, self._left = exact, seed, told, dict(denied or {}), left
+        self._tools: dict[str, Tool] = {tool.name: tool for tool in options.tools}
+        self._before = Conversation()
+        self._prompt: TurnPrompt | None = None
+        self._readers: list[TurnReader] = []
+        self._served: Served | None = None
+
+    async def begin(self) -> Submitted:
+        served = self._served = await self._host.serve()
+        self._before = self._enter()
+        # Beside the event loop, rendering and encoding a long conversation hold nobody up.
+        self._before, prompt = await asyncio.to_thread(self._write, served, self._before)
+        self._prompt, options, token_ids = prompt, self._options, prompt.token_ids
+        params = with_max_tokens(options.params, len(token_ids), options.n, served, use_cache=options.cache)
+        traits = served.scribe.template.traits(options.template_kwargs)
+        masks = served.scripted(to_openai(self._before.messages))
+        if masks is None and options.forced_tools:
+            masks = await asyncio.to_thread(served.forced_call, options.forced_tools, options.template_kwargs)
+        reads_calls = bool(self._tools) and options.tool_choice != "none"
+        id_seed = xxh3_64_intdigest(array("i", token_ids).tobytes())
+        self._readers = [
+            TurnReader(
+                reasoning=traits.reasoning,
+                inside_reasoning=traits.opens_reasoning,
+                call_format=traits.call_format if reads_calls else None,
+                tool_names=self._tools,
+                id_seed=id_seed,
+                index=index,
+            )
+            for index in range(options.n)
+        ]
+        return await self._host.submit(
+            Question(
+                token_ids,
+                params,
+                params.seed if params.seed is not None else self._seed(token_ids),
+                options.n,
+                options.cache,
+                options.cache_salt,
+                options.name,
+                options.tags,
+                served.marker_tokens(options.template_kwargs),
+                masks,
+            )
+        )
+
+    def _write(self, served: Served, before: Conversation) -> tuple[Conversation, TurnPrompt]:
+        options = self._options
+        if self._look_up:
+            ledger = served.produced.find(before.messages, tools=options.schemas, kwargs=options.template_kwargs)
+            before = replace(before, ledger=ledger)
+        prompt = served.scribe.prompt(
+            before.ledger, before.messages, tools=options.schemas, kwargs=options.template_kwargs, exact=self._exact
+        )
+        return before, prompt
+
+    def read(self, update: TokensAdded) -> Sequence[Delta]:
+        return self._readers[update.index].feed(update.text, update.token_ids)
+
+    def end(self, update: ChoiceEnded, *, counts: bool) -> tuple[Sequence[Delta], Reply]:
+        assert self._served is not None, "a choice ended before its call began"
+        assert self._prompt is not None, "a choice ended before it had a prompt"
+        deltas, turn = self._readers[update.index].finish()
+        reply, prompt, options = update.reply, self._prompt, self._options
+        calls = tuple(check_call(call, self._tools, self._denied) for call in turn.calls)
+        reply = replace(
+            reply,
+            text=turn.text,
+            reasoning=turn.reasoning,
+            tool_calls=calls,
+            finish_reason="tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason,
+            usage=replace(reply.usage, seam_tokens=prompt.seam_tokens),
+        )
+        if counts:
+            after = self._before.then(*normalise([reply.message]))
+            whole = reply.token_ids[: update.whole_tokens]
+            ledger = self._served.scribe.after_reply(prompt, len(after.messages), whole, update.cut_text)
+            after = replace(after, ledger=ledger)
+            if reply.finish_reason != "cancelled" or reply.token_ids:
+                self._served.produced.remember(
+                    after.messages, ledger, tools=options.schemas, kwargs=options.template_kwargs
+                )
+            self._told(Answered(reply, after, prompt.surplus_tokens))
+        return deltas, reply
+
+    def left(self) -> None:
+        self._left()

@@ -1,0 +1,8 @@
+"""From a running call to whoever reads it: events, on the event loop that asked."""
+
+from .bridge import Mailbox, await_result, post
+from .call_stream import CallStream
+from .stream import Stream
+from .turn import Submitted, Turn
+
+__all__ = ["CallStream", "Mailbox", "Stream", "Submitted", "Turn", "await_result", "post"]

@@ -1,0 +1,56 @@
+"""The face of every stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from typing import Self
+
+from agentkv.events import StreamEvent, TextDelta
+from agentkv.reply import Reply
+
+__all__ = ["Stream"]
+
+
+class Stream(ABC):
+    """An async iterator of events, and an async context manager.
+
+        async with runtime.stream("Once upon") as stream:
+            async for text in stream.text():
+                print(text, end="")
+        reply = await stream.reply()
+
+    The call starts with the block, or with the first await. Leaving the block early aborts it before the block is
+    left. An unread event costs the engine nothing: deltas of one kind are merged until they are read. For one task on
+    one loop.
+    """
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(self, *exception: object) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> StreamEvent: ...
+
+    async def text(self) -> AsyncIterator[str]:
+        """The text of the first choice, piece by piece; pieces joined are `reply.text`."""
+        async for event in self:
+            if isinstance(event, TextDelta) and event.index == 0 and event.text:
+                yield event.text
+
+    @abstractmethod
+    async def reply(self) -> Reply:
+        """The reply of the first choice, once it is complete; of several turns, the last."""
+
+    @abstractmethod
+    async def cancel(self, *, keep: bool = False) -> None:
+        """Stop here. Choices that have not ended get the finish_reason "cancelled" and the text so far.
+
+        keep: the answer so far stays cached whole and, in a session, part of the conversation. Returns when nothing
+        of the call runs any more. A call that has ended, or never started, is left as it is.
+        """

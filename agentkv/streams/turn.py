@@ -1,0 +1,45 @@
+"""What a stream drives: one call, how its tokens are read, and what becomes of its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentkv.calls import ChoiceEnded, TokensAdded
+from agentkv.events import ReasoningDelta, TextDelta, ToolCallDelta
+from agentkv.reply import Reply
+from agentkv.worker import Worker
+
+from .bridge import Mailbox
+
+__all__ = ["Delta", "Submitted", "Turn"]
+
+Delta = TextDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A call that is in the engine: where to abort it, and where its updates arrive."""
+
+    worker: Worker
+    call_id: int
+    mailbox: Mailbox
+
+
+class Turn(Protocol):
+    """One call. Its methods are called on the loop and task that reads the stream, in this order."""
+
+    n: int
+
+    async def begin(self) -> Submitted:
+        """Make the prompt and hand the call to the engine. What it raises is the stream's error."""
+
+    def read(self, update: TokensAdded) -> Sequence[Delta]:
+        """What new tokens of one choice say."""
+
+    def end(self, update: ChoiceEnded, *, counts: bool) -> tuple[Sequence[Delta], Reply]:
+        """What was held back of a choice, and its reply; `counts`: it becomes part of the conversation."""
+
+    def left(self) -> None:
+        """Nothing of the call runs any more, however it ended; called once, if `begin` was."""
