@@ -8,7 +8,7 @@
     │   └── DownloadFailed   the model could not be fetched: the message says what to fetch by hand
     ├── RequestError         this call can never work as it is: shrink or change it           (also ValueError)
     │   ├── ContextOverflow  prompt + max_tokens is longer than the model's context
-    │   ├── PromptTooLarge   prompt + max_tokens needs more pages than the whole pool has
+    │   ├── OutOfPages       prompt + max_tokens needs more pages than the whole pool has
     │   ├── PendingToolCalls the last reply's tool calls must be answered first
     │   └── ContentUnsupported   a message holds something that is not text
     ├── SamplingError        no token could be chosen for this call                          (also ValueError)
@@ -18,7 +18,7 @@
     ├── SessionClosed        the session was closed: open another                            (also RuntimeError)
     ├── CapacityError        no room now: try again later, or close something
     │   ├── QueueFull        too many calls are waiting
-    │   └── OutOfPages       the pool has no page that may be taken
+    │   └── PoolFull         the pool has no page that may be taken
     ├── InternalError        a fault in agentkv's own tree or kernels: please report it
     ├── NotStarted           the runtime was asked before it was started                      (also RuntimeError)
     ├── StreamClosed         a stream was left, or cancelled, before it had a reply           (also RuntimeError)
@@ -49,7 +49,7 @@ __all__ = [
     "NotStarted",
     "OutOfPages",
     "PendingToolCalls",
-    "PromptTooLarge",
+    "PoolFull",
     "QueueFull",
     "RequestError",
     "RuntimeClosed",
@@ -99,27 +99,53 @@ class RequestError(AgentKVError, ValueError):
 class ContextOverflow(RequestError):
     """prompt_tokens + max_tokens exceeds the context limit. All figures are in tokens."""
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int) -> None:
+    def __init__(
+        self, prompt_tokens: int, max_tokens: int, limit: int, *, model: str = "the model", in_session: bool = False
+    ) -> None:
+        over = prompt_tokens + max_tokens - limit
+        ways = [f"Shorten by {over:,} tokens"]
+        if prompt_tokens < limit:
+            ways.append(f"lower max_tokens to {limit - prompt_tokens:,}")
+        if in_session:
+            ways.append("rollback() to an earlier mark")
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together "
-            f"{prompt_tokens + max_tokens}; the context holds {limit}. Shorten the prompt or lower max_tokens."
+            f"prompt {prompt_tokens:,} + max_tokens {max_tokens:,} = {prompt_tokens + max_tokens:,} tokens; "
+            f"{model} reads {limit:,}. {_one_of(ways)}."
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.limit = limit
 
 
-class PromptTooLarge(RequestError):
-    """The call needs more pages than the whole pool has. Figures are in pages."""
+class OutOfPages(RequestError):
+    """The call needs more pages than the whole pool has. needed, usable and pinned are in pages."""
 
-    def __init__(self, needed: int, usable: int, page_size: int) -> None:
+    def __init__(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        needed: int,
+        usable: int,
+        pinned: int = 0,
+        pool: str = "",
+        enough: str = "memory=",
+        fitting_max_tokens: int = 0,
+    ) -> None:
+        """pool: how it was sized; enough: what to raise; fitting_max_tokens: with which the call would fit, or 0."""
+        ways = [f"Raise {enough}"]
+        if fitting_max_tokens > 0:
+            ways.append(f"lower max_tokens to {fitting_max_tokens:,}")
+        sized = f" ({pool})" if pool else ""
         super().__init__(
-            f"prompt and max_tokens together need {needed} pages of {page_size} tokens; the whole pool has {usable}. "
-            f"Shorten the call, or open the Runtime with more memory= or num_pages=."
+            f"prompt {prompt_tokens:,} + max_tokens {max_tokens:,} need {needed:,} pages; the pool has "
+            f"{usable:,}{sized}, {pinned:,} of them pinned. {', or '.join(ways)}."
         )
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
         self.needed = needed
         self.usable = usable
-        self.page_size = page_size
+        self.pinned = pinned
 
 
 class PendingToolCalls(RequestError):
@@ -179,7 +205,7 @@ class QueueFull(CapacityError):
         self.limit = limit
 
 
-class OutOfPages(CapacityError):
+class PoolFull(CapacityError):
     """Pages were wanted and could not be had, even by eviction. Figures are in pages."""
 
     def __init__(self, needed: int, free: int, evictable: int, pinned: int) -> None:
@@ -211,3 +237,10 @@ class EngineFailed(AgentKVError):
 
 class RuntimeClosed(AgentKVError):
     """The runtime was closed before or during this call."""
+
+
+def _one_of(ways: Sequence[str]) -> str:
+    """ "a", "a or b", "a, b, or c"."""
+    if len(ways) < 3:
+        return " or ".join(ways)
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"

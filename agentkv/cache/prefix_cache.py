@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentkv.counters import row_of_name
-from agentkv.errors import OutOfPages
+from agentkv.errors import PoolFull
 from agentkv.policies import make_policy
 from agentkv.usage import no_misses
 from agentkv_radix import (
@@ -199,7 +199,7 @@ class PrefixCache:
     def allocate(self, lease: Lease, seq_len: int) -> array[int]:
         """Give the lease pages for `seq_len` tokens, evicting as needed; returns its page ids, all of them.
 
-        New pages are private to the lease. All or nothing: on OutOfPages nothing was evicted and nothing changed.
+        New pages are private to the lease. All or nothing: on PoolFull nothing was evicted and nothing changed.
         Where a copy's source and destination do not both fit, and giving up the copy makes room, `lease.copy` becomes
         None and `num_cached_tokens` drops to whole pages. Never evicts the lease's own path or copy source.
         O(pages wanted), and O(log leaves) per leaf evicted.
@@ -209,7 +209,7 @@ class PrefixCache:
 
     @translated
     def allocate_together(self, wanted: Sequence[tuple[Lease, int]]) -> None:
-        """`allocate` for several leases, for all of them or for none: OutOfPages leaves everything as it was."""
+        """`allocate` for several leases, for all of them or for none: PoolFull leaves everything as it was."""
         short = 0
         for lease, seq_len in wanted:
             assert not lease.released, "a released lease cannot grow"
@@ -228,7 +228,7 @@ class PrefixCache:
         if needed > room:
             sources = [lease.held_source for lease in optional if lease.held_source is not None]
             if needed > room + tree.num_pages_freed_by(*sources):
-                raise OutOfPages(needed, pool.num_free, tree.num_evictable_pages, tree.num_pinned_pages)
+                raise PoolFull(needed, pool.num_free, tree.num_evictable_pages, tree.num_pinned_pages)
         while needed > pool.num_free + tree.num_evictable_pages:
             self._give_up_copy(optional.pop())
         if needed > pool.num_free:

@@ -21,11 +21,11 @@ from .call_reader import ARGUMENTS_KEYS
 __all__ = ["CALL_FORMATS", "TOOL_CALL", "closing_marker", "format_of", "markers", "render_call", "render_calls"]
 
 TOOL_CALL = CallFormat("tool_call", before="<tool_call>\n", after="\n</tool_call>")
-MISTRAL = CallFormat("mistral", before="[TOOL_CALLS]", after="", listed=True)
-LLAMA3 = CallFormat("llama3", before="", after="", arguments_key="parameters")
+BRACKETED = CallFormat("bracket", before="[TOOL_CALLS]", after="", listed=True)
+PARAMETERS = CallFormat("parameters", before="", after="", arguments_key="parameters")
 BARE = CallFormat("bare", before="", after="")
 
-CALL_FORMATS: tuple[CallFormat, ...] = (TOOL_CALL, MISTRAL, LLAMA3, BARE)
+CALL_FORMATS: tuple[CallFormat, ...] = (TOOL_CALL, BRACKETED, PARAMETERS, BARE)
 
 _PYTHON_TAG = "<|python_tag|>"
 _OPENING_TAG = re.compile(r"<(\|?)([\w:.-]+)(\|?)>\s*\Z")
@@ -44,14 +44,14 @@ def format_of(rendered: str, name: str) -> CallFormat:
             before, after = before.rstrip()[:-1], after.lstrip()[1:]
         key = "parameters" if "parameters" in found else "arguments"
         return replace(_format_between(before, after, key), arguments_key=key, listed=listed)
-    if re.search(re.escape(MISTRAL.before) + r"\s*" + re.escape(name) + r"\b[^{]*\{", rendered):
-        return MISTRAL
+    if re.search(re.escape(BRACKETED.before) + r"\s*" + re.escape(name) + r"\b[^{]*\{", rendered):
+        return BRACKETED
     return TOOL_CALL
 
 
 def markers(call_format: CallFormat) -> tuple[str, ...]:
     """The texts that begin a call, the format's own first. Where calls stand bare, none of them need come."""
-    own = _PYTHON_TAG if call_format.name == LLAMA3.name else call_format.before.strip()
+    own = _PYTHON_TAG if call_format.name == PARAMETERS.name else call_format.before.strip()
     return tuple(dict.fromkeys(marker for marker in (own, TOOL_CALL.before.strip()) if marker))
 
 
@@ -76,7 +76,7 @@ def render_calls(calls: Iterable[tuple[str, Mapping[str, Any]]], call_format: Ca
     before, after = call_format.before, call_format.after
     if call_format.listed or (call_format.name == BARE.name and len(objects) > 1):
         return f"{before}[{', '.join(objects)}]{after}"
-    if call_format.name == LLAMA3.name:
+    if call_format.name == PARAMETERS.name:
         return f"{before}{'; '.join(objects)}{after}"
     return "\n".join(f"{before}{each}{after}" for each in objects)
 
@@ -84,10 +84,10 @@ def render_calls(calls: Iterable[tuple[str, Mapping[str, Any]]], call_format: Ca
 def _format_between(before: str, after: str, key: str) -> CallFormat:
     """The format whose markers end `before` and begin `after`."""
     stripped = before.rstrip()
-    if stripped.endswith(MISTRAL.before):
-        return replace(MISTRAL, before=before[len(stripped) - len(MISTRAL.before) :])
+    if stripped.endswith(BRACKETED.before):
+        return replace(BRACKETED, before=before[len(stripped) - len(BRACKETED.before) :])
     if stripped.endswith(_PYTHON_TAG):
-        return replace(LLAMA3, before=before[len(stripped) - len(_PYTHON_TAG) :])
+        return replace(PARAMETERS, before=before[len(stripped) - len(_PYTHON_TAG) :])
     tag = _OPENING_TAG.search(before)
     if tag is not None:
         # Some templates bear another tag than <tool_call>; a tag that is closed behind the JSON is a call's own,
@@ -98,7 +98,7 @@ def _format_between(before: str, after: str, key: str) -> CallFormat:
         )
         if closing is not None:
             return CallFormat(TOOL_CALL.name, before=tag.group(), after=closing.group())
-    return LLAMA3 if key == "parameters" else BARE
+    return PARAMETERS if key == "parameters" else BARE
 
 
 def _calls_in(rendered: str, name: str) -> Iterable[tuple[int, int, dict[str, Any]]]:

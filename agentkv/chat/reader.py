@@ -188,7 +188,7 @@ class TurnReader:
             closing=closing_marker(marker, call_format),
             stops=self._openings.markers,
             arguments_key=call_format.arguments_key,
-            named=call_format.name == "mistral",
+            named=call_format.name == "bracket",
         )
         self._read = self._read_block
 
@@ -209,12 +209,12 @@ class TurnReader:
         assert call_format is not None, "without a format nothing is a call"
         self._may_be_bare = False
         known = self._tool_names
-        anything = call_format.name in ("bare", "llama3")
+        anything = call_format.name in ("bare", "parameters")
         self._bare = BareCalls(
             self._next_ids(),
             may_call=lambda name: anything or name in known,
             arguments_key=call_format.arguments_key,
-            several=call_format.name == "llama3",
+            several=call_format.name == "parameters",
         )
         self._read = self._read_bare
         return body

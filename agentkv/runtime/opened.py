@@ -38,8 +38,25 @@ class Opened:
     usable_pages: int
     ready_seconds: float
     """From the start of opening to ready, imports of torch and transformers not counted."""
+    page_bytes: int = 0
+    memory: int | str | None = None
+    num_pages: int | None = None
+    """As the runtime was given them; the pool has a default size where both are None."""
     script: Script | None = None
     produced: ProducedTurns = field(default_factory=ProducedTurns)
+
+    @property
+    def pool(self) -> str:
+        """How the pool was sized."""
+        if self.num_pages is not None:
+            return f"num_pages={self.num_pages}"
+        return f"memory={self.memory!r}" if self.memory is not None else "its default size"
+
+    def pool_for(self, num_pages: int) -> str:
+        """What to raise for so many usable pages, the null page not counted."""
+        if self.num_pages is not None:
+            return f"num_pages= to {num_pages + 1:,} or more"
+        return f"memory= to {-(-(num_pages + 1) * self.page_bytes // 2**20):,}MiB or more"
 
     def forced_call(self, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask]:
         """Masks under which an answer is one call of one of these tools, in the form that the model writes."""

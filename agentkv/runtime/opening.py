@@ -111,6 +111,9 @@ def open_engine(
             page_size=config.page_size,
             usable_pages=cache.usable_pages,
             ready_seconds=time.perf_counter() - began,
+            page_bytes=runner.store.num_bytes // runner.store.num_pages,
+            memory=config.memory,
+            num_pages=config.num_pages,
             script=loaded.script,
         )
         tell(opened)

@@ -273,7 +273,7 @@ class Runtime:
         timeout     seconds for the whole call, waiting included; then TimeoutError
         sampling    see SamplingParams; max_tokens=None is what context and pool leave, at most 1,024
 
-        Cancelling the task aborts the call at the next step. Raises ContextOverflow and PromptTooLarge with the
+        Cancelling the task aborts the call at the next step. Raises ContextOverflow and OutOfPages with the
         numbers, QueueFull, ValueError and TypeError for arguments that cannot be, RuntimeClosed, EngineFailed.
         """
         stream = self.stream(
@@ -346,6 +346,7 @@ class Runtime:
         name: str | None = None,
         tags: Sequence[str] = (),
         history: Literal["exact", "template"] = "exact",
+        cache: bool = True,
         cache_salt: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
@@ -358,6 +359,7 @@ class Runtime:
         tool_choice "auto", "none", "required" or a tool's name, by default for each call
         history     "exact": what the model saw and wrote stays the beginning of every next prompt; "template": where
                     the chat template renders earlier turns differently, as the template has it, and computed again
+        cache       False neither reads nor feeds the cache, for comparisons
         sampling    defaults of this session's calls
         """
         given = list(messages)
@@ -368,6 +370,7 @@ class Runtime:
         model = self._opened.name if self._opened is not None else "this model"
         options = CallOptions(
             params=SamplingParams.from_kwargs(**sampling),
+            cache=cache,
             cache_salt=cache_salt,
             name=name,
             tags=tuple(tags) if not isinstance(tags, str) else tags,  # type: ignore[arg-type]

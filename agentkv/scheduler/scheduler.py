@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sortedcontainers import SortedKeyList
 
 from agentkv.cache import Lease, PrefixCache, pack
-from agentkv.errors import OutOfPages, RequestError
+from agentkv.errors import PoolFull, RequestError
 
 from .plan import Chunk, Plan, Refusal
 from .request import Request, RequestState
@@ -136,7 +136,7 @@ class Scheduler:
         while True:
             try:
                 self.cache.allocate(request.lease, len(request.token_ids))
-            except OutOfPages:
+            except PoolFull:
                 victim = self._running[-1]
                 self._preempt(victim)
                 draft.preempted.append(victim.request_id)
@@ -175,7 +175,7 @@ class Scheduler:
         if len(self._running) >= self.max_num_seqs:
             return
         latest_admitted = -1
-        failed: list[tuple[Sequence[Request], OutOfPages]] = []
+        failed: list[tuple[Sequence[Request], PoolFull]] = []
         for candidates in self._candidates(draft):
             requests: Sequence[Request] = candidates
             if draft.budget <= 0 or len(failed) >= _FAILED_ADMISSIONS:
@@ -192,7 +192,7 @@ class Scheduler:
                     continue
                 requests = self._ahead_of_group(requests)
                 leases = self._lease_all(requests)
-            except OutOfPages as error:
+            except PoolFull as error:
                 failed.append((requests, error))
                 if goes_first:
                     break
@@ -271,7 +271,7 @@ class Scheduler:
         return requests
 
     def _lease_all(self, requests: Sequence[Request]) -> list[Lease]:
-        """A lease with pages for the whole prompt for each, or OutOfPages, and nothing was evicted."""
+        """A lease with pages for the whole prompt for each, or PoolFull, and nothing was evicted."""
         leases: list[Lease] = []
         try:
             for request in requests:

@@ -31,6 +31,13 @@ class Served(Protocol):
     @property
     def usable_pages(self) -> int: ...
     @property
+    def pool(self) -> str:
+        """How the pool was sized: "memory='90MiB'", "num_pages=256" or "its default size"."""
+
+    def pool_for(self, num_pages: int) -> str:
+        """What to raise, and how far, for a pool of so many usable pages."""
+
+    @property
     def scribe(self) -> Scribe: ...
     @property
     def produced(self) -> ProducedTurns: ...

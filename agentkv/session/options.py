@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentkv.errors import ContextOverflow, PromptTooLarge
+from agentkv.errors import ContextOverflow, OutOfPages
 from agentkv.sampling_params import SamplingParams
 from agentkv.tools import Tool
 
@@ -74,9 +74,9 @@ def check_tool_choice(choice: object, tools: Sequence[Tool]) -> None:
 
 
 def with_max_tokens(
-    params: SamplingParams, prompt_tokens: int, n: int, served: Served, *, use_cache: bool
+    params: SamplingParams, prompt_tokens: int, n: int, served: Served, *, use_cache: bool, in_session: bool = False
 ) -> SamplingParams:
-    """The parameters with max_tokens set, or ContextOverflow or PromptTooLarge with the numbers."""
+    """The parameters with max_tokens set, or ContextOverflow or OutOfPages with the numbers."""
     context_left = served.context_limit - prompt_tokens
     # The n answers share the prompt's whole pages, if they may share at all, and each goes on in pages of its own.
     shared = prompt_tokens // served.page_size if n > 1 and use_cache else 0
@@ -85,8 +85,18 @@ def with_max_tokens(
         pages_each = shared + (served.usable_pages - shared) // n
         max_tokens = max(1, min(_DEFAULT_MAX_TOKENS, context_left, pages_each * served.page_size - prompt_tokens))
     if max_tokens > context_left:
-        raise ContextOverflow(prompt_tokens, max_tokens, served.context_limit)
+        raise ContextOverflow(prompt_tokens, max_tokens, served.context_limit, model=served.name, in_session=in_session)
     each = -(-(prompt_tokens + max_tokens) // served.page_size) - shared
     if shared + n * each > served.usable_pages:
-        raise PromptTooLarge(shared + n * each, served.usable_pages, served.page_size)
+        needed = shared + n * each
+        fitting = ((served.usable_pages - shared) // n + shared) * served.page_size - prompt_tokens
+        raise OutOfPages(
+            prompt_tokens,
+            max_tokens,
+            needed=needed,
+            usable=served.usable_pages,
+            pool=served.pool,
+            enough=served.pool_for(needed),
+            fitting_max_tokens=fitting,
+        )
     return SamplingParams.from_kwargs(params, max_tokens=max_tokens)

@@ -135,7 +135,14 @@ class ChatTurn:
         # Beside the event loop, rendering and encoding a long conversation hold nobody up.
         self._before, prompt = await asyncio.to_thread(self._write, served, self._before)
         self._prompt, options, token_ids = prompt, self._options, prompt.token_ids
-        params = with_max_tokens(options.params, len(token_ids), options.n, served, use_cache=options.cache)
+        params = with_max_tokens(
+            options.params,
+            len(token_ids),
+            options.n,
+            served,
+            use_cache=options.cache,
+            in_session=not self._look_up,
+        )
         traits = served.scribe.template.traits(options.template_kwargs)
         masks = served.scripted(to_openai(self._before.messages))
         if masks is None and options.forced_tools:

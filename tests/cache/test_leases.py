@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv.cache import Lease, PrefixCache
-from agentkv.errors import OutOfPages
+from agentkv.errors import PoolFull
 from agentkv.namespaces import namespace_of
 from support.cache_oracle import CacheUnderTest
 
@@ -133,7 +133,7 @@ def test_what_was_matched_survives_any_eviction_and_goes_once_it_is_let_go():
     lease = made.lookup([*count(16), 99])
     greedy = made.cache.private_lease(1)
     made.cache.allocate(greedy, 4 * P)
-    with pytest.raises(OutOfPages, match="0 free, 0 evictable"):
+    with pytest.raises(PoolFull, match="0 free, 0 evictable"):
         made.cache.allocate(greedy, 5 * P)
     assert made.cache.num_resident_tokens([*count(16), 99]) == 16
     made.release(lease, keep_partial=False)
@@ -156,7 +156,7 @@ def test_of_a_chain_released_at_once_the_last_page_goes_first_and_a_gap_hits_not
 
 
 def too_large(cache: PrefixCache, lease: Lease) -> None:
-    with pytest.raises(OutOfPages):
+    with pytest.raises(PoolFull):
         cache.allocate(lease, 400)
 
 
@@ -229,7 +229,7 @@ def test_several_leases_grow_together_or_nothing_moves():
     serve(made, count(12, first=100))
     leases = [made.lookup([*count(14), 50 + child, 51]) for child in range(8)]
     held = counts(made.cache)
-    with pytest.raises(OutOfPages, match="8 pages needed"):
+    with pytest.raises(PoolFull, match="8 pages needed"):
         made.cache.allocate_together([(lease, 16) for lease in leases])
     assert counts(made.cache) == held
     assert all(lease.copy is not None and not lease.admitted for lease in leases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkv.cache import PrefixCache
-from agentkv.errors import OutOfPages
+from agentkv.errors import PoolFull
 from support.cache_oracle import CacheUnderTest
 
 P = 4
@@ -219,7 +219,7 @@ def test_causes_of_a_refused_request_stand_as_they_were():
     cache = PrefixCache(4, page_size=P)
     run(cache, count(8))
     lease = cache.lookup(count(30))
-    with pytest.raises(OutOfPages):
+    with pytest.raises(PoolFull):
         cache.allocate(lease, 30)
     cache.release(lease, keep_partial=False)
     assert ask(cache, count(8)) == {"cached": 7, "last_token": 1}

@@ -40,12 +40,12 @@ calls_of_a_reply = st.lists(st.tuples(st.sampled_from(["look_up", "größer-2", 
          " </functioncall>", "arguments", False),
         (f"<|assistant|><|tool_call|>[{CALL}]<|/tool_call|>", "tool_call", "<|tool_call|>", "<|/tool_call|>",
          "arguments", True),
-        (f"<s>[INST] hi[/INST][TOOL_CALLS] [{CALL[:-1]}, \"id\": \"abcdefghi\"}}]</s>", "mistral", "[TOOL_CALLS] ", "",
+        (f"<s>[INST] hi[/INST][TOOL_CALLS] [{CALL[:-1]}, \"id\": \"abcdefghi\"}}]</s>", "bracket", "[TOOL_CALLS] ", "",
          "arguments", True),
-        ('[INST]hi[/INST][TOOL_CALLS]look_up[ARGS]{"word": "x"}</s>', "mistral", "[TOOL_CALLS]", "", "arguments", True),
-        (f"<|start_header_id|>assistant<|end_header_id|>\n\n{LLAMA_CALL}<|eot_id|>", "llama3", "", "", "parameters",
+        ('[INST]hi[/INST][TOOL_CALLS]look_up[ARGS]{"word": "x"}</s>', "bracket", "[TOOL_CALLS]", "", "arguments", True),
+        (f"<|start_header_id|>assistant<|end_header_id|>\n\n{LLAMA_CALL}<|eot_id|>", "parameters", "", "", "parameters",
          False),
-        (f"<|end_header_id|>\n\n<|python_tag|>{LLAMA_CALL}<|eom_id|>", "llama3", "<|python_tag|>", "", "parameters",
+        (f"<|end_header_id|>\n\n<|python_tag|>{LLAMA_CALL}<|eom_id|>", "parameters", "<|python_tag|>", "", "parameters",
          False),
         (f"<|assistant|>\n{CALL}<|end|>", "bare", "", "", "arguments", False),
         (f"<|assistant|>\n[{CALL}]<|end|>", "bare", "", "", "arguments", True),
@@ -81,8 +81,8 @@ def test_a_rendered_call_shows_its_own_format(arguments, call_format):
     ("name", "expected"),
     [
         ("tool_call", ("<tool_call>",)),
-        ("mistral", ("[TOOL_CALLS]", "<tool_call>")),
-        ("llama3", ("<|python_tag|>", "<tool_call>")),
+        ("bracket", ("[TOOL_CALLS]", "<tool_call>")),
+        ("parameters", ("<|python_tag|>", "<tool_call>")),
         ("bare", ("<tool_call>",)),
     ],
 )
@@ -94,6 +94,6 @@ def test_one_call_is_rendered_as_documented():
     assert render_call("f", {"a": "ü"}, by_name["tool_call"]) == (
         '<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call>'
     )
-    assert render_call("f", {}, by_name["mistral"]) == '[TOOL_CALLS][{"name": "f", "arguments": {}}]'
-    assert render_call("f", {}, by_name["llama3"]) == '{"name": "f", "parameters": {}}'
+    assert render_call("f", {}, by_name["bracket"]) == '[TOOL_CALLS][{"name": "f", "arguments": {}}]'
+    assert render_call("f", {}, by_name["parameters"]) == '{"name": "f", "parameters": {}}'
     assert json.loads(render_calls([("f", {}), ("g", {})], by_name["bare"]))[1]["name"] == "g"

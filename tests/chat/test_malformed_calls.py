@@ -7,7 +7,7 @@ import pytest
 from agentkv.chat.call_formats import CALL_FORMATS
 from agentkv.chat.reader import TurnReader, parse_calls
 
-TOOL_CALL, MISTRAL, LLAMA3, BARE = CALL_FORMATS
+TOOL_CALL, BRACKETED, PARAMETERS, BARE = CALL_FORMATS
 ADD = '{"name": "add", "arguments": {"a": 1}}'
 SUB = '{"name": "sub", "arguments": {}}'
 LLAMA_ADD = '{"name": "add", "parameters": {"a": 1}}'
@@ -38,15 +38,15 @@ def named(parsed):
         (TOOL_CALL, f"<tool_call>[{ADD}, {SUB}]</tool_call>"),
         (TOOL_CALL, f"<tool_call>{ADD}<tool_call>{SUB}"),
         (TOOL_CALL, f"[{ADD}, {SUB}]"),
-        (MISTRAL, f"[TOOL_CALLS][{ADD}, {SUB}]"),
-        (MISTRAL, f"[TOOL_CALLS] [{ADD[:-1]}, \"id\": \"abcdefghi\"}}, {SUB}]"),
-        (MISTRAL, '[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]sub{}'),
-        (MISTRAL, '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]sub[ARGS]{}'),
-        (MISTRAL, f"<tool_call>{ADD}</tool_call><tool_call>{SUB}</tool_call>"),
-        (LLAMA3, f"{LLAMA_ADD}; {LLAMA_SUB}"),
-        (LLAMA3, f"{LLAMA_ADD}\n{LLAMA_SUB}"),
-        (LLAMA3, f"<|python_tag|>{LLAMA_ADD}; {LLAMA_SUB}"),
-        (LLAMA3, f"<tool_call>{ADD}</tool_call><tool_call>{SUB}</tool_call>"),
+        (BRACKETED, f"[TOOL_CALLS][{ADD}, {SUB}]"),
+        (BRACKETED, f"[TOOL_CALLS] [{ADD[:-1]}, \"id\": \"abcdefghi\"}}, {SUB}]"),
+        (BRACKETED, '[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]sub{}'),
+        (BRACKETED, '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]sub[ARGS]{}'),
+        (BRACKETED, f"<tool_call>{ADD}</tool_call><tool_call>{SUB}</tool_call>"),
+        (PARAMETERS, f"{LLAMA_ADD}; {LLAMA_SUB}"),
+        (PARAMETERS, f"{LLAMA_ADD}\n{LLAMA_SUB}"),
+        (PARAMETERS, f"<|python_tag|>{LLAMA_ADD}; {LLAMA_SUB}"),
+        (PARAMETERS, f"<tool_call>{ADD}</tool_call><tool_call>{SUB}</tool_call>"),
         (BARE, f"[{ADD}, {SUB}]"),
         (BARE, f"```json\n[{ADD},\n {SUB}]\n```\n"),
         (BARE, f"```\n[{ADD}, {SUB}]"),
@@ -78,9 +78,9 @@ def test_text_after_a_call_without_closing_marker_stays_text():
 
 
 def test_text_after_python_tag_calls_keeps_its_separator():
-    parsed = parse(f"<|python_tag|>{LLAMA_ADD}; that is all", LLAMA3)
+    parsed = parse(f"<|python_tag|>{LLAMA_ADD}; that is all", PARAMETERS)
     assert (parsed.text, named(parsed)) == ("; that is all", ["add"])
-    parsed = parse(f"<|python_tag|>{LLAMA_ADD};; {LLAMA_SUB}", LLAMA3)
+    parsed = parse(f"<|python_tag|>{LLAMA_ADD};; {LLAMA_SUB}", PARAMETERS)
     assert (parsed.text, named(parsed)) == (f";; {LLAMA_SUB}", ["add"])
 
 
@@ -91,7 +91,7 @@ def test_an_unknown_tool_behind_a_marker_is_a_call_without_error(call_format):
 
 
 @pytest.mark.parametrize(
-    ("call_format", "is_call"), [(TOOL_CALL, False), (MISTRAL, False), (LLAMA3, True), (BARE, True)]
+    ("call_format", "is_call"), [(TOOL_CALL, False), (BRACKETED, False), (PARAMETERS, True), (BARE, True)]
 )
 def test_a_bare_unknown_tool_is_a_call_only_where_calls_stand_bare(call_format, is_call):
     text = '{"name": "fly", "arguments": {}}'
@@ -121,7 +121,7 @@ def test_a_bare_unknown_tool_is_a_call_only_where_calls_stand_bare(call_format, 
         "[1] says so",
     ],
 )
-@pytest.mark.parametrize("call_format", [TOOL_CALL, MISTRAL, BARE])
+@pytest.mark.parametrize("call_format", [TOOL_CALL, BRACKETED, BARE])
 def test_json_that_is_not_wholly_calls_is_text(call_format, text):
     parsed = parse(text, call_format)
     assert (parsed.text, parsed.calls) == (text, ())
@@ -185,10 +185,10 @@ def test_a_malformed_call_says_what_was_wanted_and_what_there_was(inner, name, r
         (TOOL_CALL, "<tool_call>", ""),
         (TOOL_CALL, '<tool_call>\n{"name": "ad', ""),
         (TOOL_CALL, '<tool_call>\n{"name": "add", "arguments": {"a": 1', "add"),
-        (MISTRAL, "[TOOL_CALLS]add", ""),
-        (MISTRAL, '[TOOL_CALLS]add{"a": ', "add"),
-        (MISTRAL, '[TOOL_CALLS][{"name": "add", "argum', "add"),
-        (LLAMA3, '<|python_tag|>{"name": "add", "parameters": ', "add"),
+        (BRACKETED, "[TOOL_CALLS]add", ""),
+        (BRACKETED, '[TOOL_CALLS]add{"a": ', "add"),
+        (BRACKETED, '[TOOL_CALLS][{"name": "add", "argum', "add"),
+        (PARAMETERS, '<|python_tag|>{"name": "add", "parameters": ', "add"),
     ],
 )
 def test_a_call_that_was_cut_off_is_malformed(call_format, text, name):
@@ -211,7 +211,7 @@ def test_arguments_given_as_a_string_of_json_are_read():
 
 def test_either_key_of_arguments_is_read_in_every_format():
     assert parse(f"<tool_call>{LLAMA_ADD}</tool_call>").calls[0].arguments == {"a": 1}
-    assert parse(ADD, LLAMA3).calls[0].arguments == {"a": 1}
+    assert parse(ADD, PARAMETERS).calls[0].arguments == {"a": 1}
 
 
 def test_markers_inside_of_arguments_end_nothing():
@@ -240,6 +240,6 @@ def test_a_broken_call_without_closing_marker_ends_at_the_next_call():
 
 @pytest.mark.parametrize("rest", [",]", "", ",", ", 1]", f" {SUB}]"])
 def test_the_good_calls_of_a_broken_list_are_kept_beside_the_malformed_one(rest):
-    parsed = parse(f"[TOOL_CALLS][{ADD}{rest}", MISTRAL)
+    parsed = parse(f"[TOOL_CALLS][{ADD}{rest}", BRACKETED)
     assert [(call.name, call.error is None) for call in parsed.calls] == [("add", True), ("", False)]
     assert parsed.text == ""

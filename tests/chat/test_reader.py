@@ -17,7 +17,7 @@ from agentkv.tool_calls import CallFormat
 
 THINK = ReasoningMarkers("<think>", "</think>")
 BRACKETS = ReasoningMarkers("[THINK]", "[/THINK]")
-TOOL_CALL, MISTRAL, LLAMA3, BARE = CALL_FORMATS
+TOOL_CALL, BRACKETED, PARAMETERS, BARE = CALL_FORMATS
 OWN_TAG = CallFormat("tool_call", "<|tool_call|>", "<|/tool_call|>", listed=True)
 FORMATS = [None, *CALL_FORMATS, OWN_TAG]
 TOOLS = ("look_up", "add")
@@ -93,7 +93,7 @@ class TestAnyAnswerInAnyPieces:
     @given(pieces=cut_answers(), options=options)
     @example(pieces=["{", '"name": "look_up", "arguments": {}}'], options={"call_format": TOOL_CALL})
     @example(pieces=["[", "THINK]"], options={"reasoning": BRACKETS})
-    @example(pieces=["[TOOL_CALLS]", "f", "{}"], options={"call_format": MISTRAL})
+    @example(pieces=["[TOOL_CALLS]", "f", "{}"], options={"call_format": BRACKETED})
     def test_the_turn_depends_on_the_text_alone(self, pieces, options):
         text = "".join(pieces)
         _, whole = stream([text], **options)

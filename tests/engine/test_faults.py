@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentkv.cache import Event, Lease
-from agentkv.errors import BrokenLogits, OutOfPages
+from agentkv.errors import BrokenLogits, PoolFull
 from agentkv.sampling import SamplingState
 from support.engines import Driver, Letters, hash_driver, random_prompt
 
@@ -263,7 +263,7 @@ class FailingPool:
         return self._allocate(num_pages)
 
 
-@pytest.mark.parametrize("error", [InjectedFault("no page"), OutOfPages(1, 0, 0, 0)], ids=["a fault", "out of pages"])
+@pytest.mark.parametrize("error", [InjectedFault("no page"), PoolFull(1, 0, 0, 0)], ids=["a fault", "out of pages"])
 def test_whichever_allocation_fails_what_does_not_fail_with_it_is_right_and_the_books_balance(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentkv.calls import CallFailed
-from agentkv.errors import OutOfPages
+from agentkv.errors import PoolFull
 from support.engines import Driver, Letters, hash_driver, random_prompt
 
 P = 4
@@ -118,7 +118,7 @@ def test_a_call_that_needs_exactly_the_whole_pool_works_and_one_token_more_is_re
     exact = driver.ask(prompt, max_tokens=2 * P + 1)
     # The last sampled token takes no slot: it never runs.
     assert exact.token_ids == driver.runner.greedy(prompt, 2 * P + 1)
-    with pytest.raises(OutOfPages, match=r"6 pages needed") as refused:
+    with pytest.raises(PoolFull, match=r"6 pages needed") as refused:
         driver.ask(random_prompt(62, 5 * P + 1, 64))
     assert refused.value.needed == 6
     assert driver.ask(prompt).token_ids == exact.token_ids[:8]
@@ -253,7 +253,7 @@ def test_samples_that_can_never_stand_side_by_side_are_refused_as_a_whole(pages:
     driver.step()
     many = driver.add(random_prompt(66, P + 2, 64), n=4, temperature=1.0, max_tokens=6)
     driver.run()
-    assert isinstance(driver.errors[many], OutOfPages)
+    assert isinstance(driver.errors[many], PoolFull)
     assert not any(call == many for call, _ in driver.replies)
     assert driver.replies[running, 0].token_ids == driver.runner.greedy(other, 6)
     assert driver.engine.cache.counters().in_use == 0

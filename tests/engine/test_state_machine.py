@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentkv.errors import OutOfPages
+from agentkv.errors import PoolFull
 from support.engines import Driver, cold, hash_driver, model_driver
 from support.tiny_models import tiny_model
 
@@ -114,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
                 reply = self.driver.replies.get((call, index))
                 if call in self.driver.errors:
                     # The only reason: a call that alone needs more than the pool.
-                    assert isinstance(self.driver.errors[call], OutOfPages)
+                    assert isinstance(self.driver.errors[call], PoolFull)
                     assert len(prompt) + options["max_tokens"] > PAGES * P or "n" in options
                 elif call not in self.aborted | self.cancelled:
                     assert reply is not None

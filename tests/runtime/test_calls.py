@@ -15,7 +15,7 @@ from agentkv import (
     ConfigError,
     ContentUnsupported,
     ContextOverflow,
-    PromptTooLarge,
+    OutOfPages,
     Reply,
     RequestError,
     Runtime,
@@ -80,6 +80,8 @@ async def test_a_long_text_and_a_long_conversation_are_encoded_off_the_event_loo
     assert overflow.value.prompt_tokens == 4000
 
 
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([], {}, ValueError, "the prompt is empty"),
     ("", {}, ValueError, "the prompt is empty"),
@@ -91,19 +93,31 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([256], {}, RequestError, "token id 256 is outside the model's vocabulary of 256"),
     ([-1], {}, RequestError, "token id -1 is outside"),
     ([{"content": "x"}], {}, RequestError, "message 0 needs a role"),
-    ([{"role": "user", "content": [{"type": "image_url"}]}], {}, ContentUnsupported, "'image_url' is not text"),
-    ([{"role": "user", "content": 5}], {}, ContentUnsupported, "content must be text or a list of parts"),
+    (
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        {},
+        ContentUnsupported,
+        "message 0 holds an image_url part; .* reads text only",
+    ),
+    (
+        [{"role": "user", "content": 5}],
+        {},
+        ContentUnsupported,
+        "content of message 0 must be text or a list of text parts",
+    ),
     ([1], {"max_tokens": 0}, ValueError, "max_tokens must be an int of at least 1"),
     ([1], {"temprature": 1.0}, TypeError, "unknown sampling parameter 'temprature': did you mean temperature"),
     ([1], {"n": 0}, ValueError, "n must be an int of at least 1"),
     ([1], {"n": 2}, ValueError, "n > 1 with temperature 0 would give n equal answers"),
     ([1], {"n": 65, "temperature": 1.0}, ValueError, "n=65 answers start together, and max_num_seqs is 64"),
-    ([1], {"tools": [print]}, ConfigError, "come with a later version"),
-    ([1], {"tool_choice": "required"}, ConfigError, "come with a later version"),
+    ([1], {"tools": [print]}, TypeError, "which no schema can describe"),
+    ([1], {"tool_choice": "required"}, ValueError, "needs tools, and there are none"),
+    ([1], {"tool_choice": "look_up"}, ValueError, "nor a tool; there are no tools"),
+    ([1], {"tools": [TOOL]}, ValueError, "only a list of messages"),
     ([1], {"cache": "no"}, TypeError, "cache must be True or False"),
     ([1], {"cache_salt": 5}, TypeError, "cache_salt must be a str or None"),
     ([1], {"name": 5}, TypeError, "name must be a str or None"),
-    ([1], {"tags": ["one"]}, ConfigError, "tags= comes with the reports of a later version"),
+    ([1], {"tags": "one"}, TypeError, "tags must be a list of str"),
     ([1], {"timeout": 0}, ValueError, "timeout must be above 0"),
     ([1], {"timeout": "1s"}, TypeError, "timeout must be a number of seconds"),
     ("x", {"chat_template_kwargs": {"shout": True}}, ValueError, "only a list of messages"),
@@ -147,7 +161,10 @@ async def test_prompt_and_answer_fill_the_context_exactly_and_one_token_more_is_
     prompt = random_prompt(2, LIMIT - 5)
     reply = await ask(runtime, prompt, max_tokens=5)
     assert reply.token_ids == cold("llama").answer(prompt, 5)
-    with pytest.raises(ContextOverflow, match="prompt has 123 tokens and max_tokens is 6, together 129; the context"):
+    with pytest.raises(
+        ContextOverflow,
+        match=r"prompt 123 \+ max_tokens 6 = 129 tokens; .* reads 128\. Shorten by 1 tokens or lower max_tokens to 5\.",
+    ):
         await ask(runtime, prompt, max_tokens=6)
     with pytest.raises(ContextOverflow) as full:
         await ask(runtime, random_prompt(2, LIMIT))
@@ -169,13 +186,16 @@ async def test_a_call_larger_than_the_pool_is_refused_at_once_with_the_numbers_a
     async with serving(tiny_model("llama"), page_size=P, num_pages=6, context_limit=LIMIT) as runtime:
         # Two evictable pages match; four more would be needed, and three are there besides them.
         await ask(runtime, PROMPT[: 2 * P], max_tokens=1)
-        with pytest.raises(PromptTooLarge, match=r"need 6 pages of 4 tokens; the whole pool has 5") as refused:
+        with pytest.raises(
+            OutOfPages,
+            match=r"need 6 pages; the pool has 5 \(num_pages=6\), 0 of them pinned\. Raise num_pages= to 7 or more",
+        ) as refused:
             await ask(runtime, PROMPT, max_tokens=6 * P - len(PROMPT))
-        assert (refused.value.needed, refused.value.usable, refused.value.page_size) == (6, 5, P)
+        assert (refused.value.needed, refused.value.usable) == (6, 5)
         exact = await ask(runtime, PROMPT, max_tokens=5 * P - len(PROMPT))
         assert exact.token_ids == cold("llama").answer(tuple(PROMPT), 9)
         assert exact.usage.cached_tokens == 2 * P
-        with pytest.raises(PromptTooLarge, match="need 7 pages"):
+        with pytest.raises(OutOfPages, match="need 7 pages"):
             await runtime.generate(PROMPT[: 2 * P], n=5, temperature=1.0, max_tokens=P)
 
 
@@ -271,7 +291,7 @@ async def test_a_template_that_raises_ends_its_own_call(runtime: Runtime) -> Non
         return [{"role": "user", "content": content}]
 
     good = [asyncio.create_task(ask(runtime, conversation(text), max_tokens=3)) for text in ("a", "b")]
-    with pytest.raises(TypeError):
+    with pytest.raises(RequestError, match="the chat template refuses this conversation"):
         await runtime.generate(conversation("c"), chat_template_kwargs={"messages": 5})
     for task, text in zip(good, ("a", "b"), strict=True):
         ids = tiny_chat_tokenizer()(f"[user]{text}\n[assistant]")["input_ids"]
@@ -325,14 +345,14 @@ async def test_a_turn_sent_on_the_last_token_itself_hits_all_but_that_token_a_hu
 
 
 async def test_a_tokenizer_that_raises_ends_its_own_call(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = PromptEncoder._encode_text
+    encode = PromptEncoder.encode_text
 
     def failing(self: PromptEncoder, text: str, **options: Any) -> list[int]:
         if "bad" in text:
             raise ArithmeticError("tokenising")
         return encode(self, text, **options)
 
-    monkeypatch.setattr(PromptEncoder, "_encode_text", failing)
+    monkeypatch.setattr(PromptEncoder, "encode_text", failing)
     good = [asyncio.create_task(ask(runtime, text, max_tokens=3)) for text in ("xy", "yz")]
     with pytest.raises(ArithmeticError, match="tokenising"):
         await runtime.generate("bad")
@@ -348,7 +368,7 @@ async def test_one_token_more_than_the_pool_is_refused_at_once_while_another_cal
             runs = asyncio.create_task(ask(runtime, PROMPT, max_tokens=3))
             await asyncio.to_thread(gate.arrived.wait, 60)
             try:
-                with pytest.raises(PromptTooLarge, match="need 6 pages"):
+                with pytest.raises(OutOfPages, match="need 6 pages"):
                     await asyncio.wait_for(runtime.generate(PROMPT, max_tokens=5 * P - len(PROMPT) + 1), 30)
             finally:
                 gate.open()

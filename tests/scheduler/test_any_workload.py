@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from agentkv.errors import OutOfPages, RequestError
+from agentkv.errors import PoolFull, RequestError
 from support.fake_engine import VOCABULARY, FakeEngine
 
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=14)
@@ -85,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id, error in engine.refused.items():
             request = engine.requests[request_id]
             if request_id not in grouped:
-                assert isinstance(error, OutOfPages)
+                assert isinstance(error, PoolFull)
                 assert engine.cache.pages_for(len(request.token_ids)) > engine.cache.usable_pages, "it would have fit"
         for group in self.groups:
             self.prove_refusals_of(group)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv.cache import PrefixCache
-from agentkv.errors import OutOfPages, RequestError
+from agentkv.errors import PoolFull, RequestError
 from agentkv.scheduler import PASSED_OVER_LIMIT, Request, Scheduler
 from support.fake_engine import FakeEngine
 
@@ -161,7 +161,7 @@ def test_a_request_as_large_as_the_whole_pool_works_and_one_token_more_is_refuse
         engine.check_outputs()
         assert other in engine.outputs
         assert (whole in engine.outputs) is fits
-        assert fits or isinstance(engine.refused[whole], OutOfPages)
+        assert fits or isinstance(engine.refused[whole], PoolFull)
 
 
 def test_those_that_never_fit_are_refused_and_not_those_that_do():

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentkv.cache import Event, Lease, PrefixCache
-from agentkv.errors import OutOfPages
+from agentkv.errors import PoolFull
 from agentkv.usage import no_misses
 from support.fake_engine import Memory, values_of
 
@@ -120,10 +120,10 @@ class CacheUnderTest:
         before, evicted, copy = cache.counters(), len(self.witness.evicted), lease.copy
         needed = cache.pages_for(seq_len) - len(lease.page_ids)
         own = self._held(lease)
-        refusal: OutOfPages | None = None
+        refusal: PoolFull | None = None
         try:
             page_ids = cache.allocate(lease, seq_len)
-        except OutOfPages as error:
+        except PoolFull as error:
             refusal = error
         if refusal is not None:
             assert needed > before.free + before.cached
