@@ -83,7 +83,7 @@ class ModelUnsupported(ModelError):
     """
 
     def __init__(self, model: str, reason: str) -> None:
-        super().__init__(f"{model} {reason} (docs/models.md)")
+        super().__init__(f"{model} {reason} (docs/models.md).")
         self.model = model
         self.reason = reason
 

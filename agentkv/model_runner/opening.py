@@ -60,7 +60,7 @@ def open_runner(
     except UnknownBackend as error:
         raise ConfigError(str(error)) from error
     try:
-        refuse_by_structure(model)
+        refuse_by_structure(model, name)
         switch = AttentionSwitch(model)
     except ModelUnsupported as error:
         raise ModelUnsupported(name, error.reason) from error

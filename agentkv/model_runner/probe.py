@@ -42,9 +42,9 @@ def exactness_bound(reference: Tensor) -> float:
     return 1e-4 * max(1.0, float(reference.abs().max()))
 
 
-def refuse_by_structure(model: PreTrainedModel) -> None:
+def refuse_by_structure(model: PreTrainedModel, name: str) -> None:
     """Raise ModelUnsupported for what is plain to see without a forward."""
-    name, config = type(model).__name__, model.config
+    config = model.config
     if config.model_type in REFUSED_MODEL_TYPES:
         raise ModelUnsupported(name, REFUSED_MODEL_TYPES[config.model_type])
     if getattr(config, "is_encoder_decoder", False):

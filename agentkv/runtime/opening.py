@@ -49,7 +49,7 @@ def open_engine(
         import_transformers_models()
         from agentkv.cache import PrefixCache
         from agentkv.engine import Engine
-        from agentkv.model_runner import default_context_limit, open_runner, rope_regime
+        from agentkv.model_runner import default_context_limit, open_runner, refuse_by_structure, rope_regime
         from agentkv.scheduler import Scheduler
 
     if config.threads is not None:
@@ -73,6 +73,7 @@ def open_engine(
 
     try:
         still_wanted()
+        refuse_by_structure(model, loaded.name)
         context_limit = default_context_limit(model, config.context_limit)
         identity = fingerprint(loaded, rope=rope_regime(model, context_limit))
         still_wanted()
