@@ -12,6 +12,7 @@ differently once others follow (and leave out their reasoning, for one) have the
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -101,9 +102,9 @@ class Scribe:
         answer: bool,
     ) -> TurnPrompt:
         known, new = messages[: ledger.num_messages], messages[ledger.num_messages :]
-        text = self._text_of(known, tools, kwargs)
-        follows = ledger.follows_template and rendered.startswith(text)
-        if rendered.startswith(text):
+        text = self._still_there(rendered, known, tools, kwargs)
+        follows = ledger.follows_template and text is not None
+        if text is not None:
             suffix = rendered[len(text) :]
         else:
             calls = known[-1].tool_calls if new and new[0].role == "tool" else ()
@@ -121,8 +122,11 @@ class Scribe:
         tools: Sequence[Mapping[str, Any]],
         kwargs: Mapping[str, Any] | None,
     ) -> TurnPrompt:
+        def kept_text(turn: _Turn) -> str | None:
+            return self._still_there(rendered, messages[: turn.num_messages], tools, kwargs)
+
         def lost(turn: _Turn) -> bool:
-            return not rendered.startswith(self._text_of(messages[: turn.num_messages], tools, kwargs))
+            return kept_text(turn) is None
 
         # A turn that is rendered differently moves all that follow it, so the turns that are still there come first.
         # Mostly all of them are, so the last is tried before the middle.
@@ -132,9 +136,31 @@ class Scribe:
             return TurnPrompt(tuple(self._encode(rendered)), Ledger())
         last = turns[count - 1]
         kept = Ledger(ledger.token_ids[: last.num_tokens], last.num_messages, turns[:count])
-        suffix = rendered[len(self._text_of(messages[: last.num_messages], tools, kwargs)) :]
+        suffix = rendered[len(kept_text(last) or "") :]
         seam = ledger.seam_tokens if count == len(turns) else 0
         return TurnPrompt((*kept.token_ids, *self._encode(suffix)), kept, 0, seam)
+
+    def _still_there(
+        self,
+        rendered: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+    ) -> str | None:
+        """The text of a beginning of the conversation that ends with a reply, if `rendered` begins with it too."""
+        text = self._text_of(messages, tools, kwargs)
+        if rendered.startswith(text):
+            return text
+        reasoning = self.template.traits(kwargs).reasoning
+        if reasoning is None or messages[-1].reasoning is not None:
+            return None
+        # Some templates put empty reasoning before a last reply that has none, and take it away once more follows.
+        # The model wrote none, so without it the text is what the ids say.
+        asked = self.template.render(messages[:-1], tools=tools, answer=True, kwargs=kwargs)
+        empty = re.compile(rf"{re.escape(reasoning.opening)}\s*{re.escape(reasoning.closing)}\s*")
+        found = empty.match(text, len(asked)) if text.startswith(asked) else None
+        text = asked + text[found.end() :] if found is not None else ""
+        return text if text and rendered.startswith(text) else None
 
     def _text_of(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any] | None

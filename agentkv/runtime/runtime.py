@@ -331,7 +331,7 @@ class Runtime:
             lambda: asked,
             options,
             exact=False,
-            look_up=True,
+            in_session=False,
             seed=lambda token_ids: self.seed_of(array("q", token_ids).tobytes(), options.name),
             told=lambda answered: None,
         )

@@ -23,7 +23,7 @@ from agentkv.usage import Usage
 from .host import Host
 from .options import CallOptions, check_tool_choice
 from .run import Run, RunStream
-from .turns import Answered, ChatTurn, Conversation, PlainTurn
+from .turns import Answered, ChatTurn, Conversation, PlainTurn, known
 
 __all__ = ["Content", "Mark", "Session"]
 
@@ -349,7 +349,9 @@ class Session:
         return messages if implicit is None else (as_implicit(implicit), *messages)
 
     def _prompt_ids(self, conversation: Conversation, *, answer: bool) -> tuple[int, ...]:
-        prompt = self._host.served_now().scribe.prompt(
+        served = self._host.served_now()
+        conversation = known(conversation, served, self._options)
+        prompt = served.scribe.prompt(
             conversation.ledger,
             conversation.messages,
             tools=self._options.schemas,

@@ -20,7 +20,7 @@ from agentkv.tools import Tool, check_call
 from .host import Host, Question, Served
 from .options import CallOptions, with_max_tokens
 
-__all__ = ["Answered", "ChatTurn", "Conversation", "PlainTurn"]
+__all__ = ["Answered", "ChatTurn", "Conversation", "PlainTurn", "known"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,14 @@ class Answered:
     conversation: Conversation
     surplus_tokens: int
     """See TurnPrompt."""
+
+
+def known(conversation: Conversation, served: Served, options: CallOptions) -> Conversation:
+    """A conversation that has no ids yet, with those of its longest beginning that this runtime produced."""
+    if conversation.ledger.num_messages:
+        return conversation
+    ledger = served.produced.find(conversation.messages, tools=options.schemas, kwargs=options.template_kwargs)
+    return replace(conversation, ledger=ledger)
 
 
 class PlainTurn:
@@ -104,7 +112,9 @@ class ChatTurn:
 
     enter: gives the conversation; what it takes for the time of the call, `left` gives back
     told: is given each choice's answer as it ends, unless the stream was cancelled without keeping it
-    look_up: begin with the ids of what this runtime produced, where the conversation is known
+    in_session: it can be rolled back; for the advice of errors
+
+    A conversation without ids begins with those of what this runtime produced, where it is known.
     """
 
     def __init__(
@@ -114,14 +124,14 @@ class ChatTurn:
         options: CallOptions,
         *,
         exact: bool,
-        look_up: bool = False,
+        in_session: bool = True,
         seed: Callable[[tuple[int, ...]], int],
         told: Callable[[Answered], None],
         denied: Mapping[str, str] | None = None,
         left: Callable[[], None] = lambda: None,
     ) -> None:
         self.n = options.n
-        self._host, self._enter, self._options, self._look_up = host, enter, options, look_up
+        self._host, self._enter, self._options, self._in_session = host, enter, options, in_session
         self._exact, self._seed, self._told, self._denied, self._left = exact, seed, told, dict(denied or {}), left
         self._tools: dict[str, Tool] = {tool.name: tool for tool in options.tools}
         self._before = Conversation()
@@ -141,7 +151,7 @@ class ChatTurn:
             options.n,
             served,
             use_cache=options.cache,
-            in_session=not self._look_up,
+            in_session=self._in_session,
         )
         traits = served.scribe.template.traits(options.template_kwargs)
         masks = served.scripted(to_openai(self._before.messages))
@@ -177,9 +187,7 @@ class ChatTurn:
 
     def _write(self, served: Served, before: Conversation) -> tuple[Conversation, TurnPrompt]:
         options = self._options
-        if self._look_up:
-            ledger = served.produced.find(before.messages, tools=options.schemas, kwargs=options.template_kwargs)
-            before = replace(before, ledger=ledger)
+        before = known(before, served, options)
         prompt = served.scribe.prompt(
             before.ledger, before.messages, tools=options.schemas, kwargs=options.template_kwargs, exact=self._exact
         )
