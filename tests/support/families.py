@@ -34,7 +34,6 @@ FAMILIES = {
     "deepseek_v3": "deepseek_v3.jinja",
 }
 """Each by the file of its template; the first two need none."""
-REWRITES = ("qwen3",)
 
 families = pytest.mark.parametrize(
     "family",
