@@ -39,12 +39,12 @@ async def play(
     began = time.monotonic()
     planner = runtime.session(job.system, tools=TOOLS, name="planner", cache=cache)
     agent = _Agent(planner, job, on_call)
-    tasks = await agent.call_tool(job.goal, "plan")
+    tasks = cast("list[TaskId]", (await agent.call_tool(job.goal, "plan"))["tasks"])
     workers = [_Agent(session, job, on_call) for session in planner.fork(WORKERS)]
     reports = await asyncio.gather(
         *(
-            _work(worker, job.task_for(number, cast(TaskId, task)), job.steps[cast(TaskId, task)])
-            for number, (worker, task) in enumerate(zip(workers, tasks["tasks"], strict=True), 1)
+            _work(worker, job.task_for(number, task), job.steps[task])
+            for number, (worker, task) in enumerate(zip(workers, tasks, strict=True), 1)
         )
     )
     await agent.say(job.reports(dict(enumerate(reports, 1))), job.answer_tokens)
@@ -58,7 +58,7 @@ async def _work(worker: _Agent, task: str, steps: tuple[str, ...]) -> str:
     for tool in steps:
         await worker.call_tool(told, tool)
         told = None
-    return await worker.say(None, worker.job.report_tokens)
+    return await worker.say(worker.job.ask_report, worker.job.report_tokens)
 
 
 class _Agent:
@@ -79,7 +79,7 @@ class _Agent:
         assert run.tool_results, f"a call of {tool} takes less than {self.job.call_tokens} tokens"
         return run.tool_results[0].call.arguments
 
-    async def say(self, told: str | None, max_tokens: int) -> str:
+    async def say(self, told: str, max_tokens: int) -> str:
         """An answer in words."""
         began = time.monotonic()
         reply = await self.session.ask(told, tool_choice="none", max_tokens=max_tokens)

@@ -14,20 +14,19 @@ from pydantic import Field
 
 __all__ = ["PATHS", "TASKS", "WORDS", "Path", "TaskId", "Word", "outline", "plan", "read_file", "search"]
 
-Path = Literal["prices.py", "orders.py", "receipts.py", "README.md", "complaints.md"]
-Word = Literal["price", "total", "item", "ten", "free", "basket"]
-TaskId = Literal["rules", "complaints", "prices", "orders", "receipts", "delivery"]
+Path = Literal["rules.md", "complaints.md", "prices.py", "orders.py"]
+Word = Literal["price", "item", "ten", "free", "fee"]
+TaskId = Literal["rules", "complaints", "prices", "orders", "delivery"]
 
 PATHS: tuple[Path, ...] = get_args(Path)
 WORDS: tuple[Word, ...] = get_args(Word)
 
 TASKS: dict[TaskId, str] = {
-    "rules": "Find out what the rules of the shop say a customer pays, and name the line that says it.",
-    "complaints": "Find out what the customers complain about, and which amounts they name.",
-    "prices": "Find out how the price of many equal items is made, and what happens with exactly ten.",
-    "orders": "Find out how a basket is added up, and whether that could be where the fault is.",
-    "receipts": "Find out what a receipt shows, and whether that could be where the fault is.",
-    "delivery": "Find out when a customer pays for delivery, and where that is decided.",
+    "rules": "Find the rule that says what ten equal items cost.",
+    "complaints": "Find what the customers complain about, and the amounts that they name.",
+    "prices": "Find how the price of many equal items is made, and what happens with exactly ten.",
+    "orders": "Find how a basket is added up.",
+    "delivery": "Find who pays for delivery, and where that is decided.",
 }
 
 _AROUND = 3
@@ -39,32 +38,19 @@ _MOST_FOUND = 2
 def plan(
     tasks: Annotated[list[TaskId], Field(min_length=4, max_length=4, json_schema_extra={"uniqueItems": True})],
 ) -> str:
-    """Hand four different tasks out to four workers, who work on them at the same time.
-
-    Args:
-        tasks: which tasks, by their names
-    """
+    """Give each of four workers a task."""
     given = "\n".join(f"worker {number}: {task}. {TASKS[task]}" for number, task in enumerate(tasks, 1))
     return f"The plan stands, and each worker is told its task.\n{given}"
 
 
 def read_file(path: Path) -> str:
-    """Read a whole file of the shop, with the numbers of its lines.
-
-    Args:
-        path: which file
-    """
+    """Read a file."""
     lines = _lines(path)
     return "\n".join([f"{path}, {len(lines)} lines:", *_numbered(lines, range(len(lines)))])
 
 
 def search(word: Word, path: Path) -> str:
-    """Find a word in one file of the shop, with the lines around it, and count it in all the others.
-
-    Args:
-        word: what to look for
-        path: the file to look in
-    """
+    """Find a word in a file, with the lines around it."""
     lines = _lines(path)
     found = [number for number, text in enumerate(lines) if word in text.lower()]
     shown: set[int] = set()
@@ -75,7 +61,7 @@ def search(word: Word, path: Path) -> str:
     return "\n".join(
         [
             f"{path} has {word!r} in {len(found)} of its {len(lines)} lines:",
-            *_numbered(lines, sorted(shown)),
+            *(_numbered(lines, sorted(shown)) if shown else ["nothing to show; another file may have it"]),
             *([f"and in lines {', '.join(rest)}"] if rest else []),
             f"Lines with {word!r} in other files: {elsewhere}.",
         ]
@@ -83,11 +69,7 @@ def search(word: Word, path: Path) -> str:
 
 
 def outline(path: Path) -> str:
-    """Show what a file of the shop is made of, part by part: headings, names and functions, with their first lines.
-
-    Args:
-        path: which file
-    """
+    """Show what a file is made of."""
     lines = _lines(path)
     parts = _headings(lines) if path.endswith(".md") else _definitions("\n".join(lines))
     return "\n".join([f"{path}, {len(lines)} lines, is made of these parts:", *parts])
