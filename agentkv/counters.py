@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
 from agentkv.usage import MISS_CAUSES, no_misses
 
 __all__ = [
-    "MAX_NAMES", "OTHERS", "UNNAMED", "CountersByName", "EngineCounters", "NameCounters", "Snapshot", "row_of_name",
-]  # fmt: skip
+    "MAX_NAMES",
+    "OTHERS",
+    "UNNAMED",
+    "Counted",
+    "CountersByName",
+    "EngineCounters",
+    "NameCounters",
+    "Snapshot",
+    "row_of_name",
+]
 
 MAX_NAMES = 1_024
 """Names that are counted in rows of their own. Names come from callers, so something has to end them."""
@@ -48,9 +56,9 @@ class EngineCounters:
     prompt_positions: int = 0
     """Of positions_run, those that lie inside their call's prompt."""
     prompt_seconds: float = 0.0
-    """Of forward_seconds, the prompts' part. A forward of s seconds over p prompt positions and d others counts
-    s * p / (p + d): a share by tokens. Where prompts run beside decodes it tells too little of neither by much, for
-    a position of a long chunk costs less than one that is decoded."""
+    """Of forward_seconds, the prompts' part: of a forward of s seconds over p positions of prompts and d others,
+    s * p / (p + d). Where both run in one step this is more than the prompts cost, for a position in a long chunk
+    costs less than one that is decoded."""
     forward_seconds: float = 0.0
     """Inside the model's forward, attention included."""
     step_seconds: float = 0.0
@@ -105,19 +113,17 @@ assert NameCounters._fields[_FIRST_CAUSE:] == MISS_CAUSES, "a cause of misses wa
 class Counted(Protocol):
     """A prompt whose hits and misses are known."""
 
-    prompt_tokens: int
-    cached_tokens: int
-    misses: dict[str, int]
-
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
     @property
     def computed_tokens(self) -> int: ...
+    @property
+    def misses(self) -> Mapping[str, int]: ...
 
 
-class _Rows(Container[str], Sized, Protocol):
-    """Rows by name, as far as finding one's own goes."""
-
-
-def row_of_name(name: str | None, rows: _Rows) -> str:
+def row_of_name(name: str | None, rows: Mapping[str, object]) -> str:
     """The row that a name is counted in: one of its own, for the first `MAX_NAMES` of them."""
     if name is None:
         return UNNAMED
@@ -143,7 +149,9 @@ class CountersByName:
 
     def count_output(self, name: str | None) -> None:
         """A token was drawn for a call that was counted before."""
-        key = row_of_name(name, self._rows)
+        key = UNNAMED if name is None else name
+        if key not in self._rows:
+            key = OTHERS
         self._rows[key][_OUTPUT] += 1
         self._changed.add(key)
 

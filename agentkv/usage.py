@@ -65,6 +65,16 @@ class Usage:
             ttft=self.ttft if self.ttft is not None else other.ttft,
         )
 
+    @property
+    def best_tokens(self) -> int:
+        """Prompt tokens that a cache without limit would have supplied: cached ones, and those given up for room."""
+        return self.cached_tokens + self.misses["evicted"]
+
+    @property
+    def hit_rate(self) -> float | None:
+        """cached_tokens / prompt_tokens; None where there was no prompt."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

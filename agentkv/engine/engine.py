@@ -190,8 +190,9 @@ class Engine:
         """Split the seconds of one forward between positions of prompts and others, by their numbers."""
         prompt = 0
         for chunk in chunks:
-            live, _ = self._owner[chunk.request_id]
-            prompt += max(0, min(chunk.seq_len, len(live.call.prompt_token_ids)) - chunk.context_len)
+            # A call that has failed since the plan was made has no owner any more.
+            if (owner := self._owner.get(chunk.request_id)) is not None:
+                prompt += max(0, min(chunk.seq_len, len(owner[0].call.prompt_token_ids)) - chunk.context_len)
         self.counters.prompt_positions += prompt
         self.counters.prompt_seconds += seconds * prompt / sum(len(chunk.token_ids) for chunk in chunks)
 

@@ -1,5 +1,6 @@
 """Transformers models over pages: the device side of the engine."""
 
+from .naming import device_name, dtype_name
 from .opening import default_context_limit, open_runner
 from .probe import exactness_bound, probe, refuse_by_structure
 from .rope import FrozenRope, freeze_rope, rope_regime
@@ -10,6 +11,8 @@ __all__ = [
     "ModelRunner",
     "PackedSequence",
     "default_context_limit",
+    "device_name",
+    "dtype_name",
     "exactness_bound",
     "freeze_rope",
     "open_runner",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentkv.chat import Scribe
+from agentkv.report import ServedBy
 from agentkv.session import ProducedTurns
 from agentkv.tools import Tool
 
@@ -36,6 +37,7 @@ class Opened:
     end_token_ids: frozenset[int]
     page_size: int
     usable_pages: int
+    served_by: ServedBy
     ready_seconds: float
     """From the start of opening to ready, imports of torch and transformers not counted."""
     page_bytes: int = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.chat import ChatTemplate, Scribe
 from agentkv.errors import RuntimeClosed
+from agentkv.report import ServedBy
 
 from .config import RuntimeConfig
 from .opened import Opened
@@ -49,7 +50,14 @@ def open_engine(
         import_transformers_models()
         from agentkv.cache import PrefixCache
         from agentkv.engine import Engine
-        from agentkv.model_runner import default_context_limit, open_runner, refuse_by_structure, rope_regime
+        from agentkv.model_runner import (
+            default_context_limit,
+            device_name,
+            dtype_name,
+            open_runner,
+            refuse_by_structure,
+            rope_regime,
+        )
         from agentkv.scheduler import Scheduler
 
     if config.threads is not None:
@@ -111,6 +119,15 @@ def open_engine(
             end_token_ids=_end_token_ids(model, loaded.tokenizer),
             page_size=config.page_size,
             usable_pages=cache.usable_pages,
+            served_by=ServedBy(
+                model=loaded.name,
+                dtype=dtype_name(model.dtype),
+                device=device_name(model.device),
+                started_at=time.monotonic(),
+                num_pages=runner.store.num_pages,
+                page_size=config.page_size,
+                pool_bytes=runner.store.num_bytes,
+            ),
             ready_seconds=time.perf_counter() - began,
             page_bytes=runner.store.num_bytes // runner.store.num_pages,
             memory=config.memory,

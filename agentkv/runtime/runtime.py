@@ -20,7 +20,7 @@ from agentkv.errors import ConfigError, NotStarted, RuntimeClosed
 from agentkv.namespaces import namespace_of
 from agentkv.policies import Policy
 from agentkv.reply import Reply
-from agentkv.report import Report
+from agentkv.report import Moment, Report
 from agentkv.sampling_params import SamplingParams
 from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session
 from agentkv.streams import CallStream, Mailbox, Submitted, await_result
@@ -228,12 +228,21 @@ class Runtime:
         return len(opened.scribe.prompt(ledger, messages, tools=schemas, exact=False).token_ids)
 
     def report(self, *, since: Report | None = None) -> Report:
-        """Figures as of the last step or abort, of all that happened or of what came after an earlier report."""
+        """Figures as of the last step or abort, of all that happened or of what came after an earlier report.
+
+        Raises TypeError for a `since` that is no report, ValueError for one of another Runtime.
+        """
+        served_by = self._ready().served_by
         if since is not None and not isinstance(since, Report):
             raise TypeError(f"since must be an earlier report of this Runtime, got {type(since).__name__}")
+        if since is not None and since.served_by is not served_by:
+            raise ValueError(
+                f"since must be an earlier report of this Runtime; it is one of another, {since.served_by.model}"
+            )
         snapshot = self._serving().snapshot
         assert snapshot is not None, "a started engine has a snapshot"
-        return Report(self._ready().name, snapshot, since.snapshot if since is not None else None)
+        now = Moment(snapshot, sessions=0, at=time.monotonic())
+        return Report(served_by, now, since.now if since is not None else None)
 
     def check(self) -> None:
         """Prove the books by a full recount between two steps; AssertionError names what is off.

@@ -1,0 +1,32 @@
+"""The lines that every report begins with: what was saved, what could have been, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .layout import Line
+from .numbers import count, percent, seconds
+
+__all__ = ["saved_lines"]
+
+
+def saved_lines(figures: Mapping[str, Any]) -> list[Line]:
+    """Prompt tokens and the cached ones beside their ceiling; then why the others were computed."""
+    misses = figures["misses"]
+    lost = f" ({seconds(figures['seconds_lost'])})" if figures["seconds_lost"] is not None else ""
+    causes = [
+        f"{count(misses['never_seen'])} new",
+        f"{count(misses['diverged'])} diverged",
+        f"{count(misses['evicted'])} evicted{lost}",
+        *([f"{count(misses['last_token'])} last token"] if misses["last_token"] else []),
+        *([f"{count(misses['cache_disabled'])} cache off"] if misses["cache_disabled"] else []),
+    ]
+    saved = (
+        f"   cached {count(figures['cached_tokens'])} ({percent(figures['hit_rate'])})"
+        f"   best possible {count(figures['best_tokens'])} ({percent(figures['best_rate'])})"
+    )
+    return [
+        Line("prompt tokens", count(figures["prompt_tokens"]), saved, aligned=True),
+        Line("recomputed", count(figures["computed_tokens"]), " = " + " + ".join(causes), aligned=True),
+    ]

@@ -1,0 +1,37 @@
+"""Who serves, and what was counted by when: what a report is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentkv.counters import Snapshot
+
+__all__ = ["Moment", "ServedBy"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBy:
+    """One model over one pool, as a report's head names them."""
+
+    model: str
+    dtype: str
+    """Short: "fp32", "bf16"."""
+    device: str
+    """The kind and what tells it apart: "cpu avx512", "cuda NVIDIA H200"."""
+    started_at: float
+    """When it was ready, by time.monotonic."""
+    num_pages: int
+    """Pages of the pool, the null page among them."""
+    page_size: int
+    pool_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Everything counted by one moment."""
+
+    snapshot: Snapshot
+    sessions: int
+    """Sessions that were ever opened, forks among them."""
+    at: float
+    """By time.monotonic."""

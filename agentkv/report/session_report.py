@@ -1,0 +1,100 @@
+"""The report of some calls, such as those of one session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentkv.usage import Usage
+
+from .figures import prompt_rates
+from .layout import Column, Line, Page, Table, as_html, as_text
+from .lines import saved_lines
+from .numbers import clean, count, percent, seconds
+
+__all__ = ["SessionReport", "report_of_usages"]
+
+_ROWS = 20
+"""Calls that the text shows, the latest; `to_dict` has them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """Figures of some calls, in their order. `str` shows what `to_dict` holds, to the token."""
+
+    title: str
+    usages: tuple[Usage, ...]
+    seconds_per_prompt_token: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sum of the usages, its rates as in `Report.to_dict`, and under "by_call" the same for each call.
+
+        seconds_lost is None unless it was said what a computed prompt token costs.
+        """
+        return {
+            "title": self.title,
+            "calls": len(self.usages),
+            **self._figures(sum(self.usages, Usage())),
+            "seconds_per_prompt_token": self.seconds_per_prompt_token,
+            "by_call": [self._figures(usage) for usage in self.usages],
+        }
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        return as_text(_page(self.to_dict()))
+
+    def _repr_html_(self) -> str:
+        return as_html(_page(self.to_dict()))
+
+    def _figures(self, usage: Usage) -> dict[str, Any]:
+        each = self.seconds_per_prompt_token
+        rates = prompt_rates(usage.prompt_tokens, usage.cached_tokens, usage.misses["evicted"], each)
+        return {**usage.to_dict(), **rates}
+
+
+def report_of_usages(
+    title: str, usages: Sequence[Usage], *, seconds_per_prompt_token: float | None = None
+) -> SessionReport:
+    """A report of these calls, in this order. The usages of one call's n answers go in as their sum.
+
+    seconds_per_prompt_token: what a computed prompt token costs, as a runtime's report tells it; without it the tokens
+    that were evicted are told and the seconds lost to them are not.
+    """
+    return SessionReport(title, tuple(usages), seconds_per_prompt_token)
+
+
+def _page(figures: Mapping[str, Any]) -> Page:
+    lines = saved_lines(figures)
+    if figures["rerun_tokens"]:
+        lines.append(Line("  run again", count(figures["rerun_tokens"])))
+    if figures["seam_tokens"]:
+        lines.append(Line("  encoded again at ends of turns", count(figures["seam_tokens"])))
+    much = f"{count(figures['calls'], 'call', 'calls')} · {seconds(figures['duration'])}"
+    return Page(clean(figures["title"]), much, lines, _table(figures["by_call"]))
+
+
+def _table(calls: Sequence[Mapping[str, Any]]) -> Table:
+    columns = (
+        Column("cached of prompt", 20, 20), Column("of best", 10, 10), Column("output", 9, 9),
+        Column("first token", 14, 14), Column("seconds", 11, 11),
+    )  # fmt: skip
+    first = max(0, len(calls) - _ROWS)
+    rows = [
+        (
+            str(number),
+            (
+                f"{count(call['cached_tokens'])} of {count(call['prompt_tokens'])}",
+                percent(call["of_best"]),
+                count(call["output_tokens"]),
+                seconds(call["ttft"], 2),
+                seconds(call["duration"], 2),
+            ),
+        )
+        for number, call in enumerate(calls[first:], first + 1)
+    ]
+    return Table("call", columns, rows, f"… and {count(first)} earlier" if first else "")
