@@ -50,35 +50,19 @@ def cut(recording: Recording, *, limit: int, count: Count) -> Cut:
 
 
 def _cut_text(recording: Recording, limit: int, count: Count) -> Cut:
-    children = recording.children()
+    children, touched = recording.children(), frozenset[int]()
     for index in range(len(recording.steps)):
-        tokens = count(recording.text(index))
-        if tokens > limit:
-            followers = _followers(index, children)
-            text = recording.text(index)
-            # Enough to read the longest that follows, but never so much that less than half of what fits is left.
-            longest = max(count(recording.text(each)) for each in _leaves(followers, children))
-            kept = max(tokens - (longest - limit), limit // 2)
-            steps = list(recording.steps)
-            steps[index] = Step(None, _without_middle(text, max(2, min(kept, limit) - _ROOM_FOR_MARK), count))
-            again = _cut_text_of_others(replace(recording, steps=tuple(steps)), followers, limit, count)
-            return Cut(again.recording, again.steps | followers)
-    return Cut(recording)
-
-
-def _cut_text_of_others(recording: Recording, done: frozenset[int], limit: int, count: Count) -> Cut:
-    """A session that branched before the cut may have other prompts that are too long; mostly it has none."""
-    children = recording.children()
-    outer = [index for index in range(len(recording.steps)) if index not in done]
-    for index in outer:
-        if count(recording.text(index)) > limit:
-            alone = _followers(index, children)
-            text = recording.text(index)
-            steps = list(recording.steps)
-            steps[index] = Step(None, _without_middle(text, max(2, limit // 2 - _ROOM_FOR_MARK), count))
-            again = _cut_text_of_others(replace(recording, steps=tuple(steps)), done | alone, limit, count)
-            return Cut(again.recording, again.steps | alone)
-    return Cut(recording)
+        text = recording.text(index)
+        if index in touched or (tokens := count(text)) <= limit:
+            continue
+        followers = _followers(index, children)
+        longest = max(count(recording.text(each)) for each in followers if not children[each])
+        # Enough is left out to read the longest that follows, but never so much that less than half is left.
+        kept = min(limit, max(tokens - (longest - limit), limit // 2)) - _ROOM_FOR_MARK
+        steps = list(recording.steps)
+        steps[index] = Step(None, _without_middle(text, max(2, kept), count))
+        recording, touched = replace(recording, steps=tuple(steps)), touched | followers
+    return Cut(recording, touched)
 
 
 def _followers(index: int, children: list[list[int]]) -> frozenset[int]:
@@ -88,10 +72,6 @@ def _followers(index: int, children: list[list[int]]) -> frozenset[int]:
         found.add(step := waiting.pop())
         waiting += children[step]
     return frozenset(found)
-
-
-def _leaves(steps: frozenset[int], children: list[list[int]]) -> list[int]:
-    return [step for step in steps if not children[step]]
 
 
 def _without_middle(text: str, tokens: int, count: Count) -> str:
@@ -142,7 +122,9 @@ class _Results:
             (step, place)
             for step in recording.path(index)
             for place, message in enumerate(recording.steps[step].added)
-            if isinstance(message, Mapping) and message.get("role") == "tool" and isinstance(message["content"], str)
+            if isinstance(message, Mapping)
+            and message.get("role") == "tool"
+            and isinstance(message.get("content"), str)
         ]
         tokens = count(self._prompt(index))
         for at in places:

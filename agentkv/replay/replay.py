@@ -1,0 +1,231 @@
+"""Asking a recorded agent's calls again, one after another, and counting what the cache supplied."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentkv.chat import Ledger, normalise
+from agentkv.errors import RequestError
+from agentkv.reply import Reply
+from agentkv.tools import as_tools
+
+from .ceiling import UnlimitedCache
+from .cutting import cut
+from .recording import Recording
+
+if TYPE_CHECKING:
+    from agentkv.runtime import Runtime
+    from agentkv.session import Session
+
+__all__ = ["Asked", "Replayed", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call that was asked again."""
+
+    recording: str
+    step: int
+    token_ids: tuple[int, ...]
+    """The prompt's."""
+    reachable_tokens: int
+    """What an unlimited cache would have supplied of it."""
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Sums over all calls that were asked; a prompt token counts once for each call that it is part of."""
+
+    recordings: int = 0
+    calls: int = 0
+    cut: int = 0
+    """Calls whose prompt was cut to what the model reads."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Calls that were not asked, by the reason."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reachable_tokens: int = 0
+    """What an unlimited cache would have supplied for the same prompts: what there is to reach."""
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Cached tokens of the reachable ones; None where nothing could be reached."""
+        return self.cached_tokens / self.reachable_tokens if self.reachable_tokens else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "recordings": self.recordings,
+            "calls": self.calls,
+            "cut": self.cut,
+            "skipped": dict(self.skipped),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "reachable_tokens": self.reachable_tokens,
+            "share_of_reachable": self.share,
+            "output_tokens": self.output_tokens,
+            "seconds": self.seconds,
+        }
+
+
+async def replay(
+    runtime: Runtime,
+    recordings: Sequence[Recording],
+    *,
+    max_tokens: int = 16,
+    cold: bool = False,
+    limit: int | None = None,
+    on_call: Callable[[Asked], None] | None = None,
+    on_skip: Callable[[str], None] | None = None,
+) -> Replayed:
+    """Ask every recorded call again, greedily, in order; the recorded answers go on, what is answered now is dropped.
+
+    Text is asked as it is. Messages are said in a session: it is marked before each call and rolled back behind it,
+    and where the recorded agent tried several ways, each is a fork.
+
+    max_tokens  of each answer
+    cold        with the cache off
+    limit       calls at most
+    on_call, on_skip   told of each call that was asked, or of why it was not
+
+    Prompts are cut to what the model and the pool hold (see `cut`); what is still too long, and what the model's
+    template refuses, is skipped and counted. Raises ValueError for a wrong number, and what calls raise.
+    """
+    for name, number in (("max_tokens", max_tokens), ("limit", limit)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    await runtime.start()
+    run = _Replay(runtime, max_tokens, cold, limit, on_call, on_skip)
+    began = time.perf_counter()
+    for recording in recordings:
+        if run.wants_more:
+            await run.play(recording)
+    return run.summed(time.perf_counter() - began)
+
+
+class _Replay:
+    """The sums and the unlimited cache of one replay."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        max_tokens: int,
+        cold: bool,
+        limit: int | None,
+        on_call: Callable[[Asked], None] | None,
+        on_skip: Callable[[str], None] | None,
+    ) -> None:
+        self._runtime, self._max_tokens, self._cold, self._limit = runtime, max_tokens, cold, limit
+        self._on_call, self._on_skip = on_call, on_skip
+        served = runtime.served_now()
+        self._longest = min(served.context_limit, served.usable_pages * served.page_size) - max_tokens
+        if self._longest < 1:
+            raise ValueError(f"max_tokens={max_tokens} leaves no room for a prompt; lower it, or raise memory=")
+        self._unlimited = UnlimitedCache()
+        self._sums: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()
+
+    @property
+    def wants_more(self) -> bool:
+        return self._limit is None or self._sums["calls"] < self._limit
+
+    def summed(self, seconds: float) -> Replayed:
+        return Replayed(**self._sums, skipped=dict(self._skipped), seconds=seconds)
+
+    async def play(self, recording: Recording) -> None:
+        """One recording, from its first call on."""
+        self._sums["recordings"] += 1
+        made = cut(recording, limit=self._longest, count=lambda prompt: len(self._token_ids(recording, prompt)))
+        recording = made.recording
+        branches = None if self._cold or recording.is_text else _Branches(self._runtime, recording)
+        for step in range(len(recording.steps)):
+            if not self.wants_more:
+                return
+            try:
+                asked = await self._ask(recording, step, branches)
+            except _TooLong:
+                self._skip("too long")
+            except RequestError as error:
+                self._skip(str(error))
+            else:
+                self._sums["cut"] += step in made.steps
+                self._count(asked)
+
+    async def _ask(self, recording: Recording, step: int, branches: _Branches | None) -> Asked:
+        session = branches.at(step) if branches is not None else None
+        token_ids = self._token_ids(recording, recording.prompt(step))
+        if len(token_ids) > self._longest:
+            raise _TooLong
+        reachable = self._unlimited.ask(token_ids)
+        if session is None:
+            reply = await self._runtime.generate(
+                token_ids, max_tokens=self._max_tokens, name=recording.name, cache=not self._cold
+            )
+        else:
+            mark = session.mark()
+            reply = await session.ask(max_tokens=self._max_tokens, tool_choice="auto")
+            session.rollback(mark)
+        assert reply.usage.prompt_tokens == len(token_ids), "the session asked something else"
+        # The last token of an answer is never run, so its keys and values exist in no cache.
+        self._unlimited.add((*token_ids, *reply.token_ids[:-1]))
+        return Asked(recording.name, step, tuple(token_ids), reachable, reply)
+
+    def _token_ids(self, recording: Recording, prompt: Any) -> tuple[int, ...]:
+        served = self._runtime.served_now()
+        if isinstance(prompt, str):
+            return served.encoder.encode(prompt)
+        schemas = [tool.schema for tool in as_tools(recording.tools)]
+        return served.scribe.prompt(Ledger(), normalise(prompt, model=served.name), tools=schemas).token_ids
+
+    def _count(self, asked: Asked) -> None:
+        usage = asked.reply.usage
+        self._sums.update(
+            calls=1,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            reachable_tokens=asked.reachable_tokens,
+            output_tokens=usage.output_tokens,
+        )
+        if self._on_call is not None:
+            self._on_call(asked)
+
+    def _skip(self, reason: str) -> None:
+        self._skipped[reason] += 1
+        if self._on_skip is not None:
+            self._on_skip(reason)
+
+
+class _TooLong(Exception):
+    """A prompt that could not be cut to what the model reads."""
+
+
+class _Branches:
+    """A session for each place of a recording from which calls are still to come."""
+
+    def __init__(self, runtime: Runtime, recording: Recording) -> None:
+        self._recording = recording
+        self._children = recording.children()
+        self._waiting: dict[int, Session] = {}
+        roots = [index for index, step in enumerate(recording.steps) if step.parent is None]
+        for number, root in enumerate(roots, 1):
+            name = recording.name if number == 1 else f"{recording.name}-{number}"
+            self._waiting[root] = runtime.session(name=name, tools=recording.tools)
+
+    def at(self, step: int) -> Session:
+        """The session, with this call's prompt said. The calls that follow it each have a fork of it by now."""
+        session = self._waiting.pop(step, None)
+        if session is None:
+            raise RequestError("a message before it cannot be read")
+        added = self._recording.steps[step].added
+        assert not isinstance(added, str), "text is asked without a session"
+        session.append(list(added))
+        for number, child in enumerate(self._children[step]):
+            self._waiting[child] = session if number == 0 else session.fork()
+        return session
