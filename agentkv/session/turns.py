@@ -43,8 +43,6 @@ class Conversation:
                 answered.add(message.tool_call_id)
             elif message.role == "assistant":
                 return tuple(call.name for call in message.tool_calls if call.id not in answered)
-            else:
-                return ()
         return ()
 
 
