@@ -179,14 +179,15 @@ async def test_tools_in_any_order_with_their_keys_in_any_order_give_the_same_tok
 # -- produced ids stay --------------------------------------------------------------------------------------------
 
 
-def awkward(runtime: Runtime, text: str, rng: random.Random) -> list[int]:
+def awkward(runtime: Runtime, text: str) -> list[int]:
     """Ids of the text that are not its usual encoding: letters one by one, where the tokenizer would join them."""
-    ids: list[int] = []
-    for piece in (text[i : i + 1] for i in range(len(text))):
-        ids += runtime.tokenizer(piece, add_special_tokens=False)["input_ids"]
-    usual = runtime.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert ids != usual, "this text has only one encoding"
-    return ids if rng.random() < 2 else usual
+
+    def encoded(piece: str) -> list[int]:
+        return list(runtime.tokenizer(piece, add_special_tokens=False)["input_ids"])
+
+    ids = [token_id for letter in text for token_id in encoded(letter)]
+    assert ids != encoded(text), "this text has only one encoding"
+    return ids
 
 
 @families
@@ -195,8 +196,7 @@ async def test_produced_ids_are_never_encoded_again_and_always_hit(family: Famil
     said = "Hello the answer is that it is not for you"
     replies: list[Any] = []
     async with served(family(lambda asked: replies.pop(0))) as runtime:
-        rng = random.Random(0)
-        odd = awkward(runtime, said, rng)
+        odd = awkward(runtime, said)
         replies += [Answer(token_ids=odd), Answer(token_ids=odd), "Bye."]
         session = runtime.session("Be brief.", history=history)
         ledger: tuple[int, ...] = ()
@@ -214,7 +214,7 @@ async def test_a_conversation_sent_as_messages_each_turn_hits_its_own_replies_wh
     """Stateless: nothing is kept but the messages, the replies' own ones among them."""
     replies: list[Any] = []
     async with served(family(lambda asked: replies.pop(0))) as runtime:
-        odd = awkward(runtime, "Hello the answer is that it is not for you", random.Random(0))
+        odd = awkward(runtime, "Hello the answer is that it is not for you")
         replies += [Answer(token_ids=odd), "And so on.", Answer(token_ids=odd), "Bye."]
         messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         before = 0
@@ -241,8 +241,10 @@ async def test_a_tool_loop_of_the_callers_own_over_messages_hits_wholly(family: 
             messages.append(json.loads(json.dumps(reply.message)))
             if not reply.tool_calls:
                 break
-            for call in reply.tool_calls:
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": weather(**call.arguments)})
+            messages += [
+                {"role": "tool", "tool_call_id": call.id, "content": weather(**call.arguments)}
+                for call in reply.tool_calls
+            ]
         assert turns == 3
 
 
@@ -514,7 +516,7 @@ async def test_a_turn_cut_short_is_closed_as_the_template_closes_turns_and_the_n
 async def test_turn_two_sent_the_moment_turn_one_has_ended_hits_all_of_it(family: Family) -> None:
     """From the event of the end itself, before anything else has run on the loop."""
     async with served(family(lambda asked: f"Answer {len(asked)}."), strict=False) as runtime:
-        for number in range(20):
+        for number in range(100):
             session = runtime.session(f"System {number}.")
             ended = asyncio.Event()
             async with session.stream("Hi") as stream:

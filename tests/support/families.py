@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from agentkv import Runtime
 from agentkv.testing import Answer, ScriptedModel, scripted
-from support.runtimes import serving
+from support.runtimes import Gate, serving
 
-__all__ = ["FAMILIES", "WITHOUT_TOOLS", "families", "family", "family_model", "in_words", "served", "turned"]
+__all__ = ["FAMILIES", "WITHOUT_TOOLS", "Gated", "families", "family", "family_model", "in_words", "served", "turned"]
 
 WITHOUT_TOOLS = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
@@ -67,9 +67,23 @@ def family_model(replies: Iterable[Any] | Callable[[Any], Any], *, folder: Path,
     return scripted(replies, template=template, tokenizer=tokenizer, name=name)
 
 
-def served(model: ScriptedModel, **options: Any) -> AbstractAsyncContextManager[Runtime]:
+def served(model: ScriptedModel | Gated, **options: Any) -> AbstractAsyncContextManager[Runtime]:
     """A Runtime with room for everything, whose books are recounted after every step."""
     return serving(model, **{"page_size": 16, "num_pages": 2048, "context_limit": 16_384, **options})
+
+
+class Gated:
+    """A scripted model whose forwards a test can hold; `gate` is there once the runtime has started."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self.name = model.name
+        self.gate: Gate
+        self._model = model
+
+    def load(self, options: Any) -> Any:
+        loaded = self._model.load(options)
+        self.gate = Gate(loaded.model)
+        return loaded
 
 
 @functools.cache
@@ -86,10 +100,11 @@ def _deepseek_tokenizer() -> Any:
     from agentkv.testing.tokenizer import chat_tokenizer
 
     tokenizer: Any = chat_tokenizer()
-    begin, end = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-    tokenizer.add_special_tokens(
-        {"bos_token": begin, "eos_token": end, "additional_special_tokens": ["<｜User｜>", "<｜Assistant｜>"]}
+    begin, end, user, assistant = (
+        f"<\N{FULLWIDTH VERTICAL LINE}{word}\N{FULLWIDTH VERTICAL LINE}>"
+        for word in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant")
     )
+    tokenizer.add_special_tokens({"bos_token": begin, "eos_token": end, "additional_special_tokens": [user, assistant]})
     return tokenizer
 
 
