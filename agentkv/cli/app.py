@@ -19,9 +19,12 @@ import typer
 from typer.main import get_command
 
 import agentkv
+from agentkv.cli.chat import CHAT_EXAMPLES, chat
 from agentkv.cli.console import examples
 from agentkv.cli.demo import DEMO_EXAMPLES, demo
+from agentkv.cli.doctor import DOCTOR_EXAMPLES, doctor
 from agentkv.cli.models import models_app
+from agentkv.cli.replay import REPLAY_EXAMPLES, replay
 from agentkv.errors import AgentKVError, CapacityError, DownloadFailed, EngineFailed
 
 __all__ = ["app", "main", "program"]
@@ -37,6 +40,9 @@ app = typer.Typer(
 )
 app.add_typer(models_app, name="models")
 app.command("demo", epilog=DEMO_EXAMPLES)(demo)
+app.command("chat", epilog=CHAT_EXAMPLES)(chat)
+app.command("replay", epilog=REPLAY_EXAMPLES)(replay)
+app.command("doctor", epilog=DOCTOR_EXAMPLES)(doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,7 +53,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(
     invoke_without_command=True,
-    epilog=examples("agentkv demo", "agentkv models", "agentkv models --check smollm2-135m"),
+    epilog=examples("agentkv demo", "agentkv chat", "agentkv models --check smollm2-135m", "agentkv doctor"),
 )
 def _root(
     context: typer.Context,

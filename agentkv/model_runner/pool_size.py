@@ -11,7 +11,7 @@ from agentkv_kernels import LayerSpec
 
 from .available import available_memory
 
-__all__ = ["bytes_per_page", "num_pages_for"]
+__all__ = ["bytes_per_page", "default_pool_bytes", "num_pages_for"]
 
 _CPU_SHARE, _CPU_MOST = 0.25, 8 * 2**30
 _GPU_SHARE = 0.9
@@ -30,12 +30,19 @@ def num_pages_for(layers: Sequence[LayerSpec], page_size: int, device: torch.dev
     """
     page = bytes_per_page(layers, page_size)
     if memory is None:
-        memory = _free_on_gpu(device) if device.type == "cuda" else min(int(available_memory() * _CPU_SHARE), _CPU_MOST)
+        memory = default_pool_bytes(device)
     if memory < 2 * page:
         raise ConfigError(
             f"a pool needs at least two pages of {page} bytes; memory= allows {memory} bytes. Give it more."
         )
     return memory // page
+
+
+def default_pool_bytes(device: torch.device) -> int:
+    """What a pool on this device takes when nobody says, as things are now."""
+    if device.type == "cuda":
+        return _free_on_gpu(device)
+    return min(int(available_memory() * _CPU_SHARE), _CPU_MOST)
 
 
 def _free_on_gpu(device: torch.device) -> int:

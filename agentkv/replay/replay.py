@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,10 @@ class _Replay:
     async def play(self, recording: Recording) -> None:
         """One recording, from its first call on."""
         self._sums["recordings"] += 1
-        made = cut(recording, limit=self._longest, count=lambda prompt: len(self._token_ids(recording, prompt)))
+        # Long prompts take seconds to encode, and the event loop has other calls to answer.
+        made = await asyncio.to_thread(
+            cut, recording, limit=self._longest, count=lambda prompt: len(self._token_ids(recording, prompt))
+        )
         recording = made.recording
         branches = None if self._cold or recording.is_text else _Branches(self._runtime, recording)
         for step in range(len(recording.steps)):
