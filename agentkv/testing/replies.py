@@ -41,7 +41,7 @@ class Answer:
             raise ValueError("token_ids stand for the whole answer: give neither text, calls nor reasoning with them")
 
 
-Reply = str | Answer | Exception | Sequence["str | Answer | Exception"] | None
+Reply = str | Answer | Exception | list[str | Answer | Exception] | tuple[str | Answer | Exception, ...] | None
 """One call's answer; a list has one for each of n choices; None lets the model speak for itself."""
 
 

@@ -132,7 +132,7 @@ class _Script:
         reply = self._replies.next(asked)
         if reply is None:
             return None
-        if isinstance(reply, (str, Answer, Exception)):
+        if not isinstance(reply, (list, tuple)):
             mask = self._mask(reply)
             return lambda choice: mask
         masks = [self._mask(each) for each in reply]
