@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ class PrefixCache:
         if self._listener is not None and event.kind in self._told_kinds:
             try:
                 self._listener.on_event(event)
-            except Exception:
+            except (Exception, CancelledError):
                 # The tree is in the middle of a change, which must not be left half done for somebody's report.
                 _log.exception("the listener raised on a %s event; it is not called any more", event.kind)
                 self._listener = None

@@ -252,7 +252,10 @@ class Engine:
         drawing: list[tuple[Live, Choice]] = []
         rows: list[Tensor] = []
         for request_id, row in ready:
-            live, index = self._owner[request_id]
+            owner = self._owner.get(request_id)
+            if owner is None:
+                continue  # Its call has failed by another of its requests in this step.
+            live, index = owner
             for choice in live.choices_behind(request_id, index):
                 drawing.append((live, choice))
                 rows.append(row)

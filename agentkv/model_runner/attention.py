@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from agentkv.errors import ModelUnsupported
+from agentkv.models.claims import Claims
 
 __all__ = ["AttentionCall", "AttentionHandler", "AttentionSwitch", "handling", "in_own_forward"]
 
@@ -162,7 +162,7 @@ def _mask_for(former: str) -> Callable[..., Any]:
 
 _registration = threading.Lock()
 _names: dict[str, str] = {}
-_switched: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
+_switched = Claims()
 
 
 def _registered_name(former: str) -> str:
@@ -177,17 +177,26 @@ def _registered_name(former: str) -> str:
 
 
 class AttentionSwitch:
-    """Puts a model's attention onto ours, and back. At most one at a time holds a model object."""
+    """Puts a model's attention onto ours, and back. At most one at a time holds a model object and its configs.
+
+    The name of the implementation stands in the config, which two models may have in common: what is put back for one
+    would be put back for the other.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises ModelUnsupported where the switch does not take, and where another Runtime holds the model."""
         name = type(model).__name__
-        with _registration:
-            if model in _switched:
-                raise ModelUnsupported(name, "serves another Runtime already; close that one first")
-            _switched.add(model)
-        self._model = model
         self._configs = _attention_configs(model)
+        self._claimed = [model, *self._configs]
+        held = _switched.take(self._claimed)
+        if held is model:
+            raise ModelUnsupported(name, "serves another Runtime already; close that one first")
+        if held is not None:
+            raise ModelUnsupported(
+                name,
+                "shares its config object with a model that serves another Runtime; build it from a copy "
+                "(copy.deepcopy(config)), or close that one first",
+            )
         self._former = [(config, config._attn_implementation) for config in self._configs]
         try:
             if not getattr(model, "_supports_attention_backend", False):
@@ -205,8 +214,8 @@ class AttentionSwitch:
         for config, former in self._former:
             config._attn_implementation_internal = former
         self._former = []
-        with _registration:
-            _switched.discard(self._model)
+        _switched.give_back(self._claimed)
+        self._claimed = []
 
 
 def _attention_configs(model: PreTrainedModel) -> list[Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentkv.errors import InternalError
+from agentkv.errors import InternalError, ModelError
 from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, plan
 
 from .attention import AttentionCall, AttentionSwitch, handling
@@ -42,9 +42,11 @@ class _PagedAttention:
         self, store: KVStore, backend: Backend, metadata: AttentionMetadata, layer_of: Mapping[int, int]
     ) -> None:
         self._store, self._backend, self._metadata, self._layer_of = store, backend, metadata, layer_of
+        self.num_calls = 0
 
     def __call__(self, call: AttentionCall) -> Tensor:
         layer = self._layer_of[id(call.module)]
+        self.num_calls += 1
         self._backend.store_kv(self._store, layer, call.key, call.value, self._metadata.slot_mapping)
         return self._backend.attend(
             self._store,
@@ -89,13 +91,19 @@ def forward_packed(
         page_size=store.page_size,
         device=device,
     )
-    with torch.inference_mode(), handling(_PagedAttention(store, backend, metadata, layer_of)):
+    attention = _PagedAttention(store, backend, metadata, layer_of)
+    with torch.inference_mode(), handling(attention):
         output = model(
             input_ids=torch.tensor([token_ids], device=device),
             position_ids=torch.tensor([positions], device=device),
             use_cache=False,
             # With nobody asking, one row is still computed: some heads cannot take an empty selection.
             logits_to_keep=torch.tensor(rows or [len(token_ids) - 1], device=device),
+        )
+    if attention.num_calls != len(layer_of):
+        raise ModelError(
+            f"{attention.num_calls} of {len(layer_of)} layers of {type(model).__name__} read pages: another attention "
+            f"implementation was set on the model, or on its config, while it was served. Close the Runtime first."
         )
     logits: Tensor = output.logits[0]
     return logits if rows else logits[:0]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agentkv.errors import ConfigError, ModelError, ModelNotFound, ModelUnsupported
 from agentkv.models.adapter import merge_adapter
+from agentkv.models.claims import Claims
 from agentkv.models.converted import ConvertedFolder
 from agentkv.models.fingerprint import digest_files, digest_tensors, weight_files
 from agentkv.models.hub import is_in_cache, why_unreachable
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["FolderSource", "HubSource", "LoadOptions", "LoadedModel", "ModelSource", "ObjectSource"]
 
 logger = logging.getLogger("agentkv")
+
+_served = Claims()
+"""Model objects of the user that a Runtime holds."""
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),
@@ -185,6 +189,16 @@ class ObjectSource:
     def load(self, options: LoadOptions) -> LoadedModel:
         model = self._model
         self._refuse_what_would_change_it(options)
+        # Before anything of it is read: whoever served it last may be about to put its own state back.
+        if _served.take([model]) is not None:
+            raise ModelUnsupported(self.name, "serves another Runtime already; close that one first")
+        try:
+            return self._frozen(model, options)
+        except BaseException:
+            _served.give_back([model])
+            raise
+
+    def _frozen(self, model: PreTrainedModel, options: LoadOptions) -> LoadedModel:
         former = [(module, module.training) for module in model.modules()]
         gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
 
@@ -193,6 +207,7 @@ class ObjectSource:
                 module.training = training
             for parameter, requires_grad in gradients:
                 parameter.requires_grad_(requires_grad)
+            _served.give_back([model])
 
         tokenizer = _load_tokenizer(options.tokenizer, options) if options.tokenizer is not None else None
         digest = digest_tensors(model.state_dict(), sample=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
@@ -51,7 +52,7 @@ class Leaves:
                 return None
             try:
                 return method(node)
-            except Exception:
+            except (Exception, CancelledError):
                 self._let_go()
                 return None
 
@@ -87,7 +88,7 @@ class Leaves:
     def _key(self, leaf: Node) -> tuple[Any, ...]:
         try:
             return (*self._policy.key(leaf), leaf.serial)
-        except Exception:
+        except (Exception, CancelledError):
             self._let_go()
             return (*self._policy.key(leaf), leaf.serial)
 
@@ -95,7 +96,7 @@ class Leaves:
         leaf.key = key
         try:
             self._order.add(leaf)
-        except Exception:
+        except (Exception, CancelledError):
             self._let_go()
             leaf.key = self._key(leaf)
             self._order.add(leaf)

@@ -206,6 +206,28 @@ def test_a_forward_that_fails_once_is_tried_again_one_by_one_and_nobody_notices(
             assert driver.replies[call, 0].token_ids == driver.runner.greedy(prompt, 8)
 
 
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_fault_in_one_answers_commit_ends_the_call_with_all_its_answers_and_no_other(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the cache each of the answers computes the prompt by itself, so one can fail where another is ready."""
+    driver = hash_driver()
+    scheduler, done, count = driver.engine.scheduler, driver.engine.scheduler.commit, itertools.count(1)
+
+    def commit(chunk: Any) -> Any:
+        if next(count) == failing:
+            raise InjectedFault("commit")
+        return done(chunk)
+
+    monkeypatch.setattr(scheduler, "commit", commit)
+    call = driver.add(random_prompt(1, 3), n=3, temperature=1.0, max_tokens=3, cache=False)
+    driver.run()
+    assert isinstance(driver.errors[call], InjectedFault)
+    monkeypatch.undo()
+    prompt = random_prompt(2, 5)
+    assert driver.ask(prompt, max_tokens=4).token_ids == driver.runner.greedy(prompt, 4)
+
+
 def test_a_call_that_cannot_be_queued_raises_and_leaves_nothing() -> None:
     driver = hash_driver(page_size=P)
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
