@@ -24,7 +24,7 @@ Count = Callable[[Any], int]
 _LEAST_KEPT = 200
 """Characters of a result that are always left: half of them its beginning, half its end."""
 _MARK = "\n[… {cut:,} characters cut …]\n"
-_ROOM_FOR_MARK = 24
+_ROOM_FOR_MARK = 32
 """Tokens: what the mark takes, and what two texts put together may take more than each alone."""
 
 

@@ -145,7 +145,7 @@ class _Replay:
         self._sums["recordings"] += 1
         # Long prompts take seconds to encode, and the event loop has other calls to answer.
         made = await asyncio.to_thread(
-            cut, recording, limit=self._longest, count=lambda prompt: len(self._token_ids(recording, prompt))
+            cut, recording, limit=self._longest, count=lambda prompt: self._num_tokens(recording, prompt)
         )
         recording = made.recording
         branches = None if self._cold or recording.is_text else _Branches(self._runtime, recording)
@@ -187,6 +187,13 @@ class _Replay:
             return served.encoder.encode(prompt)
         schemas = [tool.schema for tool in as_tools(recording.tools)]
         return served.scribe.prompt(Ledger(), normalise(prompt, model=served.name), tools=schemas).token_ids
+
+    def _num_tokens(self, recording: Recording, prompt: Any) -> int:
+        """None where the model cannot read the prompt: there is nothing to cut then, and its call says why."""
+        try:
+            return len(self._token_ids(recording, prompt))
+        except RequestError:
+            return 0
 
     def _count(self, asked: Asked) -> None:
         usage = asked.reply.usage

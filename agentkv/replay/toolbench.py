@@ -7,16 +7,13 @@ several times at the same place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .recording import Messages, Recording, Step
 
 __all__ = ["is_tree", "tree_recording"]
-
-_MANY_ARE_ENOUGH = 100_000
-"""Nodes; a file with more is not one of these."""
 
 
 def is_tree(value: object) -> bool:
@@ -29,30 +26,30 @@ def is_tree(value: object) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the model answered once, and where that led."""
+@dataclass(slots=True)
+class _Place:
+    """A node at which the model was asked, once for each of its children."""
 
-    messages: Messages
-    node: Mapping[str, Any]
+    parent: int | None
+    added: Messages
+    first: int | None = None
+    """The first call that asked here, once it is known; further ones ask the same again."""
 
 
 def tree_recording(value: Mapping[str, Any], name: str) -> Recording:
-    """The calls in the order of the search: depth first, the first branch first."""
+    """The calls in the order of the search: depth first, a branch when all before it have been walked."""
     generated = value["answer_generation"]
     steps: list[Step] = []
-    # What is still to be walked: a node, the call before it, and the messages that lie between the two.
-    waiting: list[tuple[Mapping[str, Any], int | None, Messages]] = [(value["tree"]["tree"], None, _opening(generated))]
-    while waiting and len(steps) < _MANY_ARE_ENOUGH:
-        node, parent, added = waiting.pop()
-        first: int | None = None
-        found: list[tuple[Mapping[str, Any], int | None, Messages]] = []
-        for answer in _answers(node, f"call_{len(steps)}"):
-            # The first call asks here; the further ones ask the same again.
-            steps.append(Step(parent, added) if first is None else Step(first, ()))
-            first = len(steps) - 1 if first is None else first
-            found.append((answer.node, len(steps) - 1, answer.messages))
-        waiting.extend(reversed(found))
+    root = _Place(None, _opening(generated))
+    waiting = [(root, child) for child in reversed(value["tree"]["tree"].get("children") or [])]
+    while waiting:
+        place, child = waiting.pop()
+        index = len(steps)
+        steps.append(Step(place.parent, place.added) if place.first is None else Step(place.first, ()))
+        place.first = index if place.first is None else place.first
+        node, messages = _answer(child, f"call_{index}")
+        behind = _Place(index, messages)
+        waiting += [(behind, child) for child in reversed(node.get("children") or [])]
     tools = tuple({"type": "function", "function": function} for function in generated.get("function") or ())
     return Recording(name, tuple(steps), tools)
 
@@ -68,12 +65,8 @@ def _opening(generated: Mapping[str, Any]) -> Messages:
     return tuple(opening) or ({"role": "user", "content": str(generated.get("query", ""))},)
 
 
-def _answers(node: Mapping[str, Any], call_id: str) -> Iterator[_Answer]:
-    for number, child in enumerate(node.get("children") or ()):
-        yield _answer(child, f"{call_id}_{number}")
-
-
-def _answer(node: Mapping[str, Any], call_id: str) -> _Answer:
+def _answer(node: Mapping[str, Any], call_id: str) -> tuple[Mapping[str, Any], Messages]:
+    """Where one answer of the model ends, and what was said by then: by the model, and by the tool that it called."""
     thought, action = "", ""
     while True:
         kind, text = node.get("node_type"), str(node.get("description", ""))
@@ -86,8 +79,8 @@ def _answer(node: Mapping[str, Any], call_id: str) -> _Answer:
             call = {"id": call_id, "type": "function", "function": function}
             said = {"role": "assistant", "content": thought or None, "tool_calls": [call]}
             content = str(node.get("observation", ""))
-            return _Answer((said, {"role": "tool", "tool_call_id": call_id, "name": action, "content": content}), node)
+            return node, (said, {"role": "tool", "tool_call_id": call_id, "name": action, "content": content})
         children = node.get("children") or ()
         if not children:
-            return _Answer(({"role": "assistant", "content": thought},), node)
+            return node, ({"role": "assistant", "content": thought},)
         node = children[0]
