@@ -39,8 +39,8 @@ def plan(
     tasks: Annotated[list[TaskId], Field(min_length=4, max_length=4, json_schema_extra={"uniqueItems": True})],
 ) -> str:
     """Give each of four workers a task."""
-    given = "\n".join(f"worker {number}: {task}. {TASKS[task]}" for number, task in enumerate(tasks, 1))
-    return f"The plan stands, and each worker is told its task.\n{given}"
+    given = "; ".join(f"worker {number}: {task}" for number, task in enumerate(tasks, 1))
+    return f"{given}. The workers begin."
 
 
 def read_file(path: Path) -> str:

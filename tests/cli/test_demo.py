@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
+from typer.main import get_command
 
-from agentkv.cli import demo_task, main
-from support.chat_models import save_chat_model
+from agentkv import main_job
+from agentkv.cli import app, main
+from agentkv.cli.demo_outcome import Outcome
+from support.chat_models import TEMPLATE
 from support.ctrl_c import heed_ctrl_c
+from support.tiny_models import tiny_model
+from support.tiny_tokenizers import byte_level
 
-# As the real task, cut to what a byte-level tokenizer turns into a few hundred tokens.
+# The real job, with a system text that a byte-level tokenizer turns into a few hundred tokens.
 SHORT = dataclasses.replace(
-    demo_task.TASK,
-    system="You lead three engineers. Read before you write. Run the tests. Never invent a result. Be brief. " * 3,
-    goal="Plan the repair.",
-    jobs=("Find the callers.", "Write the change.", "Write the tests."),
-    max_tokens=8,
+    main_job.JOB,
+    system="You lead four workers. Read before you write. Never invent a result. Be brief. " * 3,
+    report_tokens=8,
+    answer_tokens=8,
 )
-
-
+WORKERS = ["planner/1", "planner/2", "planner/3", "planner/4"]
+COMMANDS = set(get_command(app).commands)  # type: ignore[attr-defined]
 MODELS_COMMANDS = ("add", "fetch", "list", "path", "rm")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_chat_model(tmp_path_factory.mktemp("chat") / "tiny-chat")
+    """A model whose context holds the job's tools and their results, a token for nearly each of their letters."""
+    folder = tmp_path_factory.mktemp("chat") / "tiny-chat"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|end|>")
+    tokenizer.chat_template = TEMPLATE
+    end = tokenizer.eos_token_id
+    tiny_model("llama", vocab_size=len(tokenizer), eos_token_id=end, max_position_embeddings=8192).save_pretrained(
+        folder
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
 def _short_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTKV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(demo_task, "TASK", SHORT)
+    monkeypatch.setattr(main_job, "JOB", SHORT)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -47,22 +65,45 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, out, err
 
 
-def test_the_three_systems_answer_alike_and_only_the_cache_computes_a_prefix_once(
-    capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
-    code, out, _ = run(capsys, "--model", folder, "--json")
-    assert code == 0
-    shown = json.loads(out)
+@pytest.fixture(scope="module")
+def full(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `agentkv demo --json --full` prints."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setenv("AGENTKV_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(main_job, "JOB", SHORT)
+        assert main(["demo", "--model", str(folder), "--json", "--full"]) == 0
+    shown: dict[str, Any] = json.loads(out.getvalue())
+    return shown
+
+
+def test_all_ways_answer_alike_and_only_the_cache_computes_a_prefix_once(full: dict[str, Any]) -> None:
+    shown = full
     warm, off, plain = shown["systems"]
     assert [each["system"] for each in shown["systems"]] == ["agentkv", "agentkv, cache off", "transformers generate"]
     assert all(each["equal_answers"] for each in shown["systems"])
-    prompt_tokens = sum(call["prompt_tokens"] for call in warm["calls"])
-    assert off["computed_tokens"] == plain["computed_tokens"] == prompt_tokens
-    assert warm["computed_tokens"] < prompt_tokens / 2
-    assert [call["name"] for call in plain["calls"]] == ["planner", "worker 1", "worker 2", "worker 3", "planner again"]
+    assert off["computed_tokens"] == plain["computed_tokens"] == warm["prompt_tokens"]
+    assert warm["computed_tokens"] < warm["prompt_tokens"] / 2
+    agents = ["planner", *(worker for worker in WORKERS for _ in range(3)), "planner"]
+    assert [call["name"] for call in plain["calls"]] == agents
     # A worker goes on from the planner's own prompt: at least that comes from the cache, but for its last page.
-    planner, *workers, _ = warm["calls"]
-    assert all(worker["cached_tokens"] >= planner["prompt_tokens"] - 16 for worker in workers)
+    planner, *others = warm["calls"]
+    assert all(call["cached_tokens"] >= planner["prompt_tokens"] - 16 for call in others)
+    positions = shown["positions"]
+    assert positions["distinct"] <= positions["run"] <= positions["allowed"]
+
+
+def test_the_model_makes_the_plan_and_eight_calls_of_which_none_is_malformed(full: dict[str, Any]) -> None:
+    shown = full
+    assert (shown["workers"], shown["tool_calls"], shown["malformed_tool_calls"]) == (4, 9, 0)
+    planner, *others = shown["systems"][0]["calls"]
+    (plan,) = planner["tool_calls"]
+    assert plan["name"] == "plan"
+    assert len(set(plan["arguments"]["tasks"])) == 4
+    for worker in WORKERS:
+        called = [call for other in others if other["name"] == worker for call in other["tool_calls"]]
+        assert len(called) == 2
+        assert {call["name"] for call in called} <= {"read_file", "search", "outline"}
 
 
 def test_each_call_is_shown_with_its_tokens_and_then_one_table(
@@ -71,24 +112,43 @@ def test_each_call_is_shown_with_its_tokens_and_then_one_table(
     code, out, err = run(capsys, "--model", folder)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert len([line for line in lines if line.startswith("  worker 2 ") and "prompt tokens" in line]) == 3
-    assert [line.split()[-1] for line in lines[-2:]] == ["yes", "yes"]
+    of_worker_2 = [line for line in lines if line.startswith("  planner/2 ") and "prompt tokens" in line]
+    assert len(of_worker_2) == 2 * 3
+    assert len([line for line in of_worker_2 if "path=" in line]) == 2 * 2
+    assert len([line for line in lines if "plan(tasks=[" in line]) == 3
+    # Without --full transformers repeats the calls of the planner and of one worker.
+    plainly = lines.index("transformers generate, 5 of 14 calls")
+    asked = [line.split()[0] for line in lines[plainly + 1 : plainly + 6]]
+    assert asked == ["planner", *["planner/1"] * 3, "planner"]
+    assert [line.split()[-1] for line in lines if line.startswith(("agentkv, cache off  ", "transformers"))] == [
+        "calls",
+        "yes",
+        "yes",
+    ]
+    assert [line.partition(":")[0] for line in lines[-4:]] == ["Shared", "Computed", "Tools", "Next"]
+    assert "--full" in lines[-1]
     assert "135M" not in out  # only of the default model it is said that its prose is poor
 
 
 def test_answers_that_differ_are_named_and_end_with_1(
     capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask_plainly = demo_task.ask_plainly
+    play_plainly = main_job.play_plainly
 
-    def ask_something_else(model: object, tokenizer: object, task: demo_task.Task, **keywords: object) -> object:
-        longer = dataclasses.replace(task, max_tokens=task.max_tokens + 1)
-        return ask_plainly(model, tokenizer, longer, **keywords)  # type: ignore[arg-type]
+    def answer_something_else(model: object, rules: object, calls: Sequence[main_job.CallMade], **told: Any) -> object:
+        shorter = [dataclasses.replace(call, max_tokens=call.max_tokens - 1) for call in calls]
+        return play_plainly(model, rules, shorter, **told)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sys.modules["agentkv.cli.demo"], "ask_plainly", ask_something_else)
+    monkeypatch.setattr(main_job, "play_plainly", answer_something_else)
     code, out, _ = run(capsys, "--model", folder)
     assert code == 1
-    assert out.splitlines()[-1].split()[-1] == "NO"
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith("transformers")][-1] == "NO"
+
+
+def test_more_computed_than_may_be_is_a_failure() -> None:
+    within = main_job.Positions(run=115, distinct=100, beside=1, page_size=16)
+    assert Outcome((), within).holds
+    assert not Outcome((), dataclasses.replace(within, run=116)).holds
 
 
 @pytest.mark.parametrize("model", ["smolm2-135m", "/no/such/model.gguf"])
@@ -102,14 +162,15 @@ def test_a_wrong_name_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str
 def test_ctrl_c_in_the_middle_of_an_answer_ends_with_130_and_without_a_traceback(folder: Path, tmp_path: Path) -> None:
     """A real signal to a real process, sent when its first answer has been shown."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
-    # Answers without end, so that the signal cannot come too late.
+    # Long reports, so that the signal cannot come too late.
     program = """
-import dataclasses, sys
-from agentkv.cli import demo_task, program
-demo_task.TASK = dataclasses.replace(demo_task.TASK, system="Be brief.", goal="Plan.", max_tokens=int(sys.argv.pop()))
+import dataclasses
+from agentkv import main_job
+from agentkv.cli import program
+main_job.JOB = dataclasses.replace(main_job.JOB, system="Be brief.", goal="Plan.", report_tokens=600)
 program()
 """
-    command = [sys.executable, "-c", program, "demo", "--model", str(folder), "600"]
+    command = [sys.executable, "-c", program, "demo", "--model", str(folder)]
     with subprocess.Popen(
         command,
         env=environment,
@@ -139,21 +200,10 @@ def test_help_shows_examples_that_are_commands_of_this_program(
     ]
     assert examples
     for name, *words in examples:
-        assert name in {"demo", "models"}
+        assert name in COMMANDS
         if name == "models" and words and not words[0].startswith("-"):
             assert words[0] in MODELS_COMMANDS
         options = {word for word in words if word.startswith("--")}
         assert main([name, *words[: 1 if words and words[0] in MODELS_COMMANDS else 0], "--help"]) == 0
         known = capsys.readouterr().out
         assert all(option in known for option in options)
-
-
-@pytest.mark.real_model
-def test_the_demo_runs_on_the_built_in_model(
-    capsys: pytest.CaptureFixture[str], real_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AGENTKV_CACHE", str(real_model_folder.parents[1]))
-    monkeypatch.setattr(demo_task, "TASK", dataclasses.replace(SHORT, jobs=SHORT.jobs[:1]))
-    code, out, _ = run(capsys)
-    assert code == 0
-    assert "--model takes any other" in out
