@@ -28,6 +28,8 @@ class Call:
     n: int = 1
     namespace: bytes = b""
     name: str | None = None
+    tags: tuple[str, ...] = ()
+    """Words under which its figures are counted too, beside its name."""
     use_cache: bool = True
     end_token_ids: frozenset[int] = frozenset()
     """Ids that end a choice; they are kept in its token_ids, and not in its text."""

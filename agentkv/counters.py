@@ -180,3 +180,5 @@ class Snapshot:
     """Calls by the name they came with."""
     evicted_for: Mapping[str, int] = field(default_factory=dict)
     """Pages given up for room, by the name of the call that needed it."""
+    by_tag: Mapping[str, NameCounters] = field(default_factory=dict)
+    """A call counts once for each of its tags."""

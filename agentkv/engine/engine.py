@@ -55,6 +55,7 @@ class Engine:
         self.scheduler = scheduler
         self.counters = EngineCounters()
         self.by_name = CountersByName()
+        self.by_tag = CountersByName()
         self._runner = runner
         self._tokenizer = tokenizer
         self._clock = clock
@@ -164,6 +165,8 @@ class Engine:
                 for cause, tokens in stem.misses.items():
                     counters.misses[cause] += tokens
                 self.by_name.count_prompt(live.call.name, stem)
+                for tag in live.call.tags:
+                    self.by_tag.count_prompt(tag, stem)
 
     def _forward(self, chunks: Sequence[Chunk], updates: list[Update]) -> dict[int, Tensor]:
         """Logit rows of each chunk that ran, by request id; what fails alone, fails."""
@@ -279,6 +282,8 @@ class Engine:
                 continue
             self.counters.output_tokens += 1
             self.by_name.count_output(live.call.name)
+            for tag in live.call.tags:
+                self.by_tag.count_output(tag)
             updates.append(update)
             if choice.index in live.requests:
                 self.scheduler.append(live.requests[choice.index].request_id, token_id)
@@ -378,6 +383,7 @@ class Engine:
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
             by_name=self.by_name.frozen(),
+            by_tag=self.by_tag.frozen(),
             evicted_for=cache.evicted_for,
         )
 

@@ -44,6 +44,7 @@ def runtime_figures(served_by: ServedBy, now: Moment, since: Moment | None) -> d
     seconds: Any = snapshot.counters["prompt_seconds"]
     each = seconds / positions if positions else None
     rows = _rows_since(snapshot.by_name, before.by_name if before is not None else {})
+    tags = _rows_since(snapshot.by_tag, before.by_tag if before is not None else {})
     evicted_for = _pages_since(snapshot.evicted_for, before.evicted_for if before is not None else {})
     groups = group_names({**rows, **evicted_for})
     return {
@@ -69,6 +70,7 @@ def runtime_figures(served_by: ServedBy, now: Moment, since: Moment | None) -> d
         },
         "by_name": {name: _row(row, each) for name, row in _by_loss(rows).items()},
         "by_group": {name: _row(row, each) for name, row in _by_loss(_sum_rows(rows, groups)).items()},
+        "by_tag": {tag: _row(row, each) for tag, row in _by_loss(tags).items()},
         "running": snapshot.running,
         "waiting": snapshot.waiting,
     }

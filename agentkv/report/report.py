@@ -40,6 +40,7 @@ class Report:
         limit would have supplied as well; of_best is cached_tokens / best_tokens. seconds_lost is the evicted tokens
         times seconds_per_prompt_token, which was measured since the start. by_name has a row for each name,
         by_group the same with names added up that differ only by a last number; both begin with what cost most.
+        by_tag has a row for each tag, and a call in each of its tags' rows.
         """
         return runtime_figures(self.served_by, self.now, self.since)
 
@@ -60,7 +61,7 @@ def _page(figures: Mapping[str, Any], *, part: bool) -> Page:
         who.append(f"the last {span(figures['interval'])}")
     much = f"{count(figures['calls'], 'call', 'calls')} · {count(figures['sessions'], 'session', 'sessions')}"
     lines = [*saved_lines(figures), *_run_again(figures), _pages(figures), *_evictions(figures["evictions"])]
-    return Page(" · ".join(clean(each) for each in who if each), much, lines, _table(figures["by_group"]))
+    return Page(" · ".join(clean(each) for each in who if each), much, lines, _table(_rows(figures)))
 
 
 def _run_again(figures: Mapping[str, Any]) -> list[Line]:
@@ -88,6 +89,11 @@ def _evictions(evictions: Mapping[str, Any]) -> list[Line]:
     if len(groups) > _EVICTED_FOR:
         told.append(f"… and {count(len(groups) - _EVICTED_FOR)} more")
     return [Line("evicted", count(evictions["pages"], "page", "pages"), ": " + ", ".join(told))]
+
+
+def _rows(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Names first; tags behind them, for a call with tags is in both."""
+    return {**figures["by_group"], **{f"#{tag}": row for tag, row in figures["by_tag"].items()}}
 
 
 def _table(groups: Mapping[str, Any]) -> Table:

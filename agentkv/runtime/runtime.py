@@ -241,7 +241,7 @@ class Runtime:
             )
         snapshot = self._serving().snapshot
         assert snapshot is not None, "a started engine has a snapshot"
-        now = Moment(snapshot, sessions=0, at=time.monotonic())
+        now = Moment(snapshot, sessions=self._num_sessions, at=time.monotonic())
         return Report(served_by, now, since.now if since is not None else None)
 
     def check(self) -> None:
@@ -401,6 +401,11 @@ class Runtime:
         """The model; raises NotStarted before it is loaded."""
         return self._ready()
 
+    def seconds_per_prompt_token(self) -> float | None:
+        """What computing one more prompt token was measured to take, None before there was one."""
+        seconds: float | None = self.report().to_dict()["seconds_per_prompt_token"]
+        return seconds
+
     async def submit(self, question: Question) -> Submitted:
         """Wait for a place in the queue, and hand the question to the engine."""
         opened = self._ready()
@@ -412,6 +417,7 @@ class Runtime:
             n=question.n,
             namespace=namespace_of(opened.fingerprint, adapter=opened.adapter, salt=question.cache_salt),
             name=question.name,
+            tags=question.tags,
             use_cache=question.cache,
             end_token_ids=frozenset(question.params.stop_token_ids)
             | (frozenset() if question.params.ignore_eos else opened.end_token_ids),

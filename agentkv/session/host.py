@@ -77,6 +77,9 @@ class Host(Protocol):
     def served_now(self) -> Served:
         """The model; raises NotStarted before it is loaded."""
 
+    def seconds_per_prompt_token(self) -> float | None:
+        """What computing one more prompt token was measured to take, None before there was one."""
+
     async def submit(self, question: Question) -> Submitted:
         """Hand a question to the engine, waiting for a place in the queue where that is asked for."""
 

@@ -14,6 +14,7 @@ from agentkv.chat import Message, as_implicit, normalise, to_openai, without_imp
 from agentkv.errors import PendingToolCalls, RequestError, SessionBusy, SessionClosed
 from agentkv.events import ToolResult
 from agentkv.reply import Reply
+from agentkv.report import SessionReport, report_of_usages
 from agentkv.sampling_params import SamplingParams
 from agentkv.streams import CallStream
 from agentkv.tool_calls import ToolCall
@@ -165,11 +166,10 @@ class Session:
         """Tokens of the context that are not taken. Known once the runtime is started."""
         return self._host.served_now().context_limit - len(self.token_ids)
 
-    def report(self) -> Any:
+    def report(self) -> SessionReport:
         """What this session's calls asked, what was cached of it, and why the rest was not."""
-        from agentkv.report import report_of_usages
-
-        return report_of_usages(self.name or "session", self._usages)
+        seconds = self._host.seconds_per_prompt_token() if self._usages else None
+        return report_of_usages(self.name or "session", self._usages, seconds_per_prompt_token=seconds)
 
     def count_tokens(self, content: Content) -> int:
         """Tokens that the next prompt would have with this content. Known once the runtime is started."""
@@ -227,7 +227,8 @@ class Session:
         """As `run`, as a stream of events, the results of the tools among them."""
         options = self._call_options(tool_choice, sampling)
         run = _SessionRun(self, self._messages_of(task), options)
-        return RunStream(run, max_turns=max_turns, tool_choice=tool_choice, timeout=timeout)
+        forced = options.tool_choice if options.tool_choice not in ("auto", "none") else None
+        return RunStream(run, max_turns=max_turns, tool_choice=forced, timeout=timeout)
 
     async def prefill(self) -> Usage:
         """Compute what is there, so that the next call finds it cached. The conversation stays as it is."""

@@ -9,6 +9,7 @@ import pytest
 
 from agentkv import Report, Runtime
 from agentkv.report import report_of_usages
+from agentkv.testing import scripted
 from support.engines import random_prompt
 from support.report_texts import check_session_text, check_text
 from support.runtimes import serving
@@ -89,3 +90,33 @@ async def test_usages_of_some_calls_make_a_report_of_their_own() -> None:
         whole = runtime.report().to_dict()
     for key in ("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens", "misses", "hit_rate"):
         assert figures[key] == whole[key]
+
+
+async def test_tags_are_counted_beside_names_and_shown_behind_them() -> None:
+    async with serving(tiny_model("llama")) as runtime:
+        await runtime.generate([1, 2, 3, 4, 5], max_tokens=2, name="planner", tags=["plan", "nightly"])
+        await runtime.generate([1, 2, 3, 4, 5, 6], max_tokens=3, name="worker", tags=["nightly"])
+        report = runtime.report()
+        figures = report.to_dict()
+    assert {
+        tag: (row["calls"], row["prompt_tokens"], row["output_tokens"]) for tag, row in figures["by_tag"].items()
+    } == {
+        "nightly": (2, 11, 5),
+        "plan": (1, 5, 2),
+    }
+    assert figures["by_name"].keys() == {"planner", "worker"}
+    assert [line.split()[:2] for line in str(report).splitlines()[-2:]] == [["#nightly", "2"], ["#plan", "1"]]
+
+
+async def test_sessions_are_counted_and_a_session_knows_the_price_of_its_own_tokens() -> None:
+    async with serving(scripted(["One.", "Two."]), num_pages=257, page_size=16, context_limit=1024) as runtime:
+        session = runtime.session(name="planner")
+        runtime.session()
+        assert str(session.report())
+        await session.ask("Go.")
+        await session.ask("On.")
+        assert "2 calls · 2 sessions" in str(runtime.report())
+        figures = session.report().to_dict()
+    assert figures["calls"] == 2
+    assert figures["prompt_tokens"] == session.usage.prompt_tokens
+    assert figures["seconds_per_prompt_token"] > 0
