@@ -15,7 +15,7 @@ from typing import Any
 
 from agentkv.errors import ContentUnsupported, RequestError
 
-__all__ = ["Message", "MessageCall", "as_implicit", "normalise", "to_openai", "without_implicit"]
+__all__ = ["Message", "MessageCall", "as_implicit", "in_call_order", "normalise", "to_openai", "without_implicit"]
 
 _OWN_FIELDS = frozenset(
     ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "implicit", "reasoning")
@@ -61,7 +61,7 @@ def normalise(messages: Iterable[Any], *, model: str = "this model") -> tuple[Me
     Raises RequestError for what is no message, ContentUnsupported for a part that is not text, by the message's index
     in the list and the part's type.
     """
-    return tuple(_calls_order([_normalised(message, index, model) for index, message in enumerate(messages)]))
+    return in_call_order([_normalised(message, index, model) for index, message in enumerate(messages)])
 
 
 def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def _arguments(arguments: Any, index: int) -> dict[str, Any] | str:
     return parsed if isinstance(parsed, dict) else arguments
 
 
-def _calls_order(messages: list[Message]) -> list[Message]:
+def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Results that follow one turn's calls, sorted into the calls' order; those of no known call stay behind them."""
     ordered: list[Message] = []
     order: dict[str | None, int] = {}
@@ -173,7 +173,7 @@ def _calls_order(messages: list[Message]) -> list[Message]:
         run = []
         order = {call.id: place for place, call in enumerate(message.tool_calls) if call.id is not None}
         ordered.append(message)
-    return ordered[:-1]
+    return tuple(ordered[:-1])
 
 
 def without_implicit(messages: Sequence[Message]) -> tuple[Message, ...]:

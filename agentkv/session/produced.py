@@ -19,7 +19,8 @@ _MOST_TOKENS = 4_000_000
 
 
 class ProducedTurns:
-    """Ledgers by the conversation that they hold, tools and template options included; the oldest is forgotten first.
+    """Ledgers by the conversation that they hold, tools, template options and cache_salt included: of what one
+    tenant was answered no other one learns how it was cut into tokens. The oldest is forgotten first.
 
     Only ledgers that follow the template are kept: what comes back as messages means what the template makes of it.
     Used from several threads.
@@ -38,11 +39,12 @@ class ProducedTurns:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """`messages` end with a reply, where the ledger ends. O(text of the conversation)."""
         if not ledger.follows_template:
             return
-        *_, (_, key) = _keys(without_implicit(messages), tools, kwargs)
+        *_, (_, key) = _keys(without_implicit(messages), tools, kwargs, cache_salt)
         with self._lock:
             former = self._ledgers.pop(key, None)
             self._num_tokens += len(ledger.token_ids) - (len(former.token_ids) if former is not None else 0)
@@ -56,12 +58,13 @@ class ProducedTurns:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> Ledger:
         """The ledger of the longest beginning that was produced here; an empty one if none was."""
         with self._lock:
             if not self._ledgers:
                 return Ledger()
-        keys = [key for message, key in _keys(messages, tools, kwargs) if message.role == "assistant"]
+        keys = [key for message, key in _keys(messages, tools, kwargs, cache_salt) if message.role == "assistant"]
         with self._lock:
             for key in reversed(keys):
                 if (ledger := self._ledgers.get(key)) is not None:
@@ -71,10 +74,13 @@ class ProducedTurns:
 
 
 def _keys(
-    messages: Iterable[Message], tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any] | None
+    messages: Iterable[Message],
+    tools: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any] | None,
+    cache_salt: str | None,
 ) -> Iterable[tuple[Message, bytes]]:
     """Each message with the key of the conversation up to it."""
-    key = xxh3_128_digest(json.dumps([list(tools), sorted((kwargs or {}).items())], default=repr).encode())
+    key = xxh3_128_digest(json.dumps([list(tools), sorted((kwargs or {}).items()), cache_salt], default=repr).encode())
     for message in messages:
         text = json.dumps(to_openai((message,)), sort_keys=True, default=repr)
         key = xxh3_128_digest(key + text.encode("utf-8", "surrogatepass"))

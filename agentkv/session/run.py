@@ -144,7 +144,8 @@ class RunStream(Stream):
                     return
                 conversation = answers[0].conversation
                 stopped = self._stops(reply)
-                if stopped is not None:
+                # Also a reply that was cut gets results for the calls in it, or nothing could be asked after it.
+                if stopped is not None and not (stopped == "length" and self._can_answer(reply)):
                     self._host.keep(conversation)
                     self._end(stopped)
                     return
@@ -156,8 +157,10 @@ class RunStream(Stream):
                 self._host.keep(conversation)
                 # It has been called once: from here on the model is free to answer.
                 choice = None if choice is None else "auto"
-                if len(self._replies) == self._max_turns:
-                    self._end("max_turns")
+                if stopped is None and len(self._replies) == self._max_turns:
+                    stopped = "max_turns"
+                if stopped is not None:
+                    self._end(stopped)
                     return
         finally:
             self._host.leave()
@@ -167,9 +170,10 @@ class RunStream(Stream):
             return "length"
         if not reply.tool_calls:
             return "answer"
-        if not all(self._host.can_run(call) for call in reply.tool_calls):
-            return "tool_calls"
-        return None
+        return None if self._can_answer(reply) else "tool_calls"
+
+    def _can_answer(self, reply: Reply) -> bool:
+        return bool(reply.tool_calls) and all(self._host.can_run(call) for call in reply.tool_calls)
 
     def _end(self, stopped: Stopped) -> None:
         usage = sum((reply.usage for reply in self._replies), Usage())

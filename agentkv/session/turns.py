@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from xxhash import xxh3_64_intdigest
 
 from agentkv.calls import ChoiceEnded, TokensAdded
-from agentkv.chat import Ledger, Message, TurnPrompt, TurnReader, normalise, to_openai
+from agentkv.chat import Ledger, Message, TurnPrompt, TurnReader, in_call_order, normalise, to_openai
 from agentkv.events import TextDelta
 from agentkv.reply import Reply
 from agentkv.streams import Submitted
@@ -31,8 +31,13 @@ class Conversation:
     ledger: Ledger = Ledger()  # noqa: RUF009  # frozen, and shared on purpose
 
     def then(self, *messages: Message) -> Conversation:
-        """With more messages behind."""
-        return replace(self, messages=(*self.messages, *messages))
+        """With more messages behind; results of tools stand in the order of their calls, however they come."""
+        if not any(message.role == "tool" for message in messages):
+            return replace(self, messages=(*self.messages, *messages))
+        known = self.ledger.num_messages
+        # The reply whose calls are answered is the last that the ledger holds, or stands behind it.
+        head, tail = self.messages[: max(0, known - 1)], self.messages[max(0, known - 1) :]
+        return replace(self, messages=(*head, *in_call_order((*tail, *messages))))
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -60,7 +65,12 @@ def known(conversation: Conversation, served: Served, options: CallOptions) -> C
     """A conversation that has no ids yet, with those of its longest beginning that this runtime produced."""
     if conversation.ledger.num_messages:
         return conversation
-    ledger = served.produced.find(conversation.messages, tools=options.schemas, kwargs=options.template_kwargs)
+    ledger = served.produced.find(
+        conversation.messages,
+        tools=options.schemas,
+        kwargs=options.template_kwargs,
+        cache_salt=options.cache_salt,
+    )
     return replace(conversation, ledger=ledger)
 
 
@@ -215,7 +225,11 @@ class ChatTurn:
             after = replace(after, ledger=ledger)
             if reply.finish_reason != "cancelled" or reply.token_ids:
                 self._served.produced.remember(
-                    after.messages, ledger, tools=options.schemas, kwargs=options.template_kwargs
+                    after.messages,
+                    ledger,
+                    tools=options.schemas,
+                    kwargs=options.template_kwargs,
+                    cache_salt=options.cache_salt,
                 )
             self._told(Answered(reply, after, prompt.surplus_tokens))
         return deltas, reply
