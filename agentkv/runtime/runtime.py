@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 import time
@@ -140,7 +141,7 @@ class Runtime:
             if self._closed:
                 raise RuntimeClosed("this Runtime is closed; open a new one")
             if self._worker is None:
-                self._worker = Worker(self._open)
+                self._worker = Worker(functools.partial(self._open, tuple(self._given_up)))
                 self._worker.start()
             worker = self._worker
             self._starting += 1
@@ -162,11 +163,11 @@ class Runtime:
             with self._lock:
                 self._starting -= 1
 
-    def _open(self, cancelled: Callable[[], bool]) -> tuple[Engine, Callable[[], None]]:
-        """On the engine's thread: open it once whoever was given up before has let go of the model."""
-        with self._lock:
-            former = list(self._given_up)
+    def _open(self, former: Sequence[Worker], cancelled: Callable[[], bool]) -> tuple[Engine, Callable[[], None]]:
+        """On the engine's thread: open it once whoever was given up before this start has let go of the model."""
         for worker in former:
+            if cancelled():
+                raise RuntimeClosed("this start was given up before it began")
             worker.join()
         return open_engine(self._config, cancelled, self._tell)
 
