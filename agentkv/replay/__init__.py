@@ -6,7 +6,7 @@ from .ceiling import UnlimitedCache
 from .cutting import Cut, cut
 from .load import load
 from .recording import Messages, Recording, Step
-from .replay import Asked, Replayed, replay
+from .asking import Asked, Replayed, replay
 
 __all__ = [
     "Asked",

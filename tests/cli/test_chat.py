@@ -1,0 +1,199 @@
+"""`agentkv chat`: by a pipe, and at a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from agentkv.cli import main
+from agentkv.cli.chat_input import Lines, history_file
+from support.chat_models import save_chat_model
+from support.ctrl_c import heed_ctrl_c
+from support.runtimes import own_cache, own_cache_folder
+
+__all__ = ["own_cache", "own_cache_folder"]  # Fixtures are found by their names in this module.
+
+COST = re.compile(r"^([\d,]+) of ([\d,]+) cached · first token [\d.]+ s · (?:[\d.]+ tokens/s|n/a)(.*)$", re.MULTILINE)
+PATIENCE = 120.0
+"""Seconds after which a terminal that shows nothing new is a failure."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("chat") / "tiny-chat")
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def talk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *options: str
+) -> tuple[int, str, str]:
+    """The chat with this text on stdin."""
+    monkeypatch.setattr(sys, "stdin", StringIO(text))
+    capsys.readouterr()
+    code = main(["chat", str(folder), "--max-tokens", "6", "--dtype", "float32", *options])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_each_line_of_a_pipe_is_a_message_and_what_was_said_before_is_cached(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    code, out, err = talk(capsys, monkeypatch, folder, "Hello.\n\n  \nGo on.\nAnd on.", "--system", "Be brief.")
+    assert (code, err) == (0, "")
+    cached, prompts = zip(*((int(cost[0]), int(cost[1])) for cost in COST.findall(out)), strict=True)
+    assert len(prompts) == 3
+    assert cached[0] == 0
+    assert all(cached[turn] >= prompts[turn - 1] for turn in (1, 2))
+    assert "> " not in out
+
+
+def test_the_commands_fork_mark_go_back_and_tell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    lines = (
+        "Hello.\n/mark door\nLeft.\n/fork\n/switch\nFurther.\n/back\n/switch t\n/usage\n/report\n/help\n/quit\nnever"
+    )
+    code, out, err = talk(capsys, monkeypatch, folder, lines, "--name", "t")
+    assert (code, err) == (0, "")
+    assert len(COST.findall(out)) == 3
+    assert "marked as door; /back door returns here" in out
+    assert "now in t/1, which goes on from t" in out
+    assert re.search(r"^  1  t  4 messages, \d+ tokens\n\* 2  t/1  4 messages", out, re.MULTILINE)
+    assert "back at door: 2 messages" in out
+    assert re.search(r"^\* 1  t  4 messages, \d+ tokens\n  2  t/1  2 messages", out, re.MULTILINE)
+    assert re.search(r"^t: \d+ of \d+ prompt tokens cached", out, re.MULTILINE)
+    assert all(f"/{name}" in out for name in ("fork", "switch", "mark", "back", "usage", "report", "help", "quit"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/frok", "no command /frok; did you mean /fork?"),
+        ("/x", "no command /x; /help lists them"),
+        ("/back", "nothing is marked here; /mark marks a place"),
+        ("/switch nowhere", "no session 'nowhere'; there are chat"),
+        ("word " * 900, "lower max_tokens to"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_the_chat_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, line: str, said: str
+) -> None:
+    code, out, err = talk(capsys, monkeypatch, folder, f"{line}\nHello.\n")
+    assert (code, err.count("\n"), len(COST.findall(out))) == (1, 1, 1)
+    assert said in err
+
+
+@pytest.mark.parametrize("arguments", [("no-such-model",), ("--max-tokens", "0"), ("--temperature", "-1"), ("--loud",)])
+def test_a_wrong_call_ends_with_2_and_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO(""))
+    capsys.readouterr()
+    code = main(["chat", *arguments])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_the_history_is_kept_for_the_next_time_and_for_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    readline = pytest.importorskip("readline")
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    readline.clear_history()
+    with Lines():
+        readline.add_history("What is a page?")
+    assert history_file().is_relative_to(tmp_path)
+    assert history_file().stat().st_mode & 0o077 == 0
+    readline.clear_history()
+    with Lines():
+        assert readline.get_history_item(1) == "What is a page?"
+    readline.clear_history()
+
+
+class Terminal:
+    """A chat at a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
+        self.process, self._screen = process, screen
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read on until this is shown; what stands up to its end counts as read."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := re.search(pattern, self.shown, re.MULTILINE)) is None:
+            ready, _, _ = select.select([self._screen], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{pattern!r} was not shown: {self.shown!r}"
+            try:
+                self.shown += os.read(self._screen, 4096).decode(errors="replace")
+            except OSError:  # Linux says so when the other side is gone
+                pytest.fail(f"{pattern!r} was not shown: {self.shown!r}")
+        self.shown = self.shown[found.end() :]
+        return found
+
+    def rest(self) -> str:
+        """Whatever is shown until the process ends."""
+        try:
+            while piece := os.read(self._screen, 4096):
+                self.shown += piece.decode(errors="replace")
+        except OSError:
+            pass
+        return self.shown
+
+
+@contextmanager
+def terminal(folder: Path, *options: str) -> Iterator[Terminal]:
+    screen, keyboard = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb", "COLUMNS": "200"}
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentkv", "chat", str(folder), *options],
+        env=environment, stdin=keyboard, stdout=keyboard, stderr=keyboard, preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    os.close(keyboard)
+    try:
+        yield Terminal(process, screen)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(screen)
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_it_and_at_the_prompt_it_leaves(folder: Path) -> None:
+    with terminal(folder, "--max-tokens", "900") as chat:
+        chat.until("chat> ")
+        chat.type("Hello.\n")
+        chat.until("Hello.")
+        chat.until(r"\S+")  # the first of the answer, which would take 900 tokens
+        chat.process.send_signal(signal.SIGINT)
+        stopped = chat.until(r"0 of (\d+) cached .* · stopped")
+        chat.until("chat> ")
+        chat.type("/switch\n")
+        assert int(chat.until(r"1  chat  2 messages, (\d+) tokens")[1]) > int(stopped[1])
+        chat.until("chat> ")
+        chat.process.send_signal(signal.SIGINT)
+        assert "Traceback" not in chat.rest()
+        assert chat.process.wait() == 130
