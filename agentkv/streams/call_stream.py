@@ -67,6 +67,11 @@ class CallStream(Stream):
         """By choice: the unread deltas that its next one may be added to."""
         self._replies: dict[int, Reply] = {}
         self._begun = False
+        self._beginning: asyncio.Timeout | None = None
+        """Around `begin`, while it is awaited: what ends that wait from another task."""
+        self._not_beginning = asyncio.Event()
+        self._unwanted = False
+        """Cancelled while it was beginning."""
         self._ended = False
         self._counts = True
         """Whether choices that end from now on become part of the conversation."""
@@ -110,10 +115,15 @@ class CallStream(Stream):
         return (await self.replies())[0]
 
     async def cancel(self, *, keep: bool = False) -> None:
+        if self._beginning is not None:
+            self._unwanted = True
+            if not self._beginning.expired():
+                self._beginning.reschedule(asyncio.get_running_loop().time())
+            await self._not_beginning.wait()
         if self._ended:
             return
         if self._submitted is None:
-            self._fail(StreamClosed("this stream was cancelled before it began; it has no reply"))
+            self._fail(_cancelled())
             return
         self._counts = keep
         await await_result(self._submitted.worker.cancel(self._submitted.call_id, keep=keep))
@@ -127,26 +137,33 @@ class CallStream(Stream):
             self._turn.left()
 
     async def _start(self) -> Submitted:
-        if self._submitted is None:
-            if self._timeout is not None:
-                self._deadline = asyncio.get_running_loop().time() + self._timeout
-            deadline = asyncio.timeout_at(self._deadline)
-            try:
-                async with deadline:
-                    self._begun = True
-                    self._submitted = await self._turn.begin()
-            except TimeoutError as error:
-                if not deadline.expired():
-                    self._fail(error)
-                    raise
-                self._fail(self._timed_out())
-                raise self._timed_out() from None
-            except asyncio.CancelledError:
-                self._fail(StreamClosed("the task that began this stream was cancelled; it has no reply"))
-                raise
-            except BaseException as error:
+        if self._submitted is not None:
+            return self._submitted
+        if self._error is not None:
+            raise self._error
+        if self._timeout is not None:
+            self._deadline = asyncio.get_running_loop().time() + self._timeout
+        deadline = asyncio.timeout_at(self._deadline)
+        try:
+            async with deadline:
+                self._begun, self._beginning = True, deadline
+                self._submitted = await self._turn.begin()
+        except TimeoutError as error:
+            if not deadline.expired():
                 self._fail(error)
                 raise
+            self._fail(_cancelled() if self._unwanted else self._timed_out())
+            assert self._error is not None, "a stream that failed has an error"
+            raise self._error from None
+        except asyncio.CancelledError:
+            self._fail(StreamClosed("the task that began this stream was cancelled; it has no reply"))
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._beginning = None
+            self._not_beginning.set()
         return self._submitted
 
     async def _read(self) -> None:
@@ -217,6 +234,10 @@ class CallStream(Stream):
             else:
                 unread = self._open[delta.index] = _Unread(delta)
                 self._events.append(unread)
+
+
+def _cancelled() -> StreamClosed:
+    return StreamClosed("this stream was cancelled before it began; it has no reply")
 
 
 async def _settled(done: Future[None]) -> None:
