@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ class Worker:
 
     def __init__(self, open_engine: OpenEngine) -> None:
         self._open_engine = open_engine
+        self._process = os.getpid()
         self._commands: deque[_Command] = deque()
         self._wake = threading.Condition()
         self._sinks: dict[int, Sink] = {}
@@ -136,6 +138,8 @@ class Worker:
 
     def close(self) -> None:
         """Ask the thread to end; calls that are not finished fail with RuntimeClosed. Returns at once."""
+        if self._is_elsewhere:
+            return
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -149,12 +153,24 @@ class Worker:
 
     def require_open(self) -> None:
         """Raise what a call would meet now: RuntimeClosed, EngineFailed, or nothing."""
+        self.require_own_process()
         if self._failure is not None:
             raise EngineFailed(f"the engine ended: {self._failure!r}") from self._failure
         if self._closing:
             raise RuntimeClosed("this Runtime is closed; open a new one")
 
+    def require_own_process(self) -> None:
+        """Raise EngineFailed in a process that was forked from the one in which this worker was made."""
+        if self._is_elsewhere:
+            raise EngineFailed("this Runtime was opened in another process; open a Runtime after the fork")
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """In a forked child there is no engine's thread, and a lock may be held for ever by one that is not there."""
+        return os.getpid() != self._process
+
     def _post(self, command: _Command) -> None:
+        self.require_own_process()
         with self._wake:
             self.require_open()
             self._commands.append(command)

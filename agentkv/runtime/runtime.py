@@ -135,8 +135,11 @@ class Runtime:
     async def start(self) -> None:
         """Load the model, off the event loop; returns when calls can be served. Once is enough, more is harmless.
 
-        Cancelling the last task that waits here gives the loading up; a later start begins anew.
+        Cancelling the last task that waits here gives the loading up; a later start begins anew. Raises EngineFailed
+        in a child process that was forked after the start.
         """
+        if self._worker is not None:
+            self._worker.require_own_process()
         with self._lock:
             if self._closed:
                 raise RuntimeClosed("this Runtime is closed; open a new one")
