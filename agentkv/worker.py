@@ -83,6 +83,11 @@ class Worker:
         """Closed, or about to be."""
         return self._closing
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the caller runs on the engine's thread, where waiting for an answer of it would last for ever."""
+        return self._thread is threading.current_thread()
+
     # -- asked from any thread ----------------------------------------------------------------------------------
 
     def submit(self, call: Call, sink: Sink) -> None:
@@ -146,7 +151,7 @@ class Worker:
 
     def join(self) -> None:
         """Wait until the thread has ended, at most a minute."""
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread.ident is not None and not self.is_this_thread:
             self._thread.join(_JOIN_SECONDS)
             if self._thread.is_alive():
                 _log.warning("the engine did not end within %d s of being closed; left to itself", _JOIN_SECONDS)

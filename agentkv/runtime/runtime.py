@@ -251,9 +251,13 @@ class Runtime:
     def check(self) -> None:
         """Prove the books by a full recount between two steps; AssertionError names what is off.
 
-        Blocks until the running step has ended: for tests.
+        Blocks until the running step has ended: for tests. Raises RuntimeError in a listener, which runs on the
+        thread that would have to answer.
         """
-        self._serving().ask(lambda engine: engine.check()).result()
+        worker = self._serving()
+        if worker.is_this_thread:
+            raise RuntimeError("check() waits for the engine's thread, and this is it: call it outside of the listener")
+        worker.ask(lambda engine: engine.check()).result()
 
     # -- calls --------------------------------------------------------------------------------------------------
 
