@@ -25,8 +25,7 @@ def is_messages(prompt: Prompt) -> bool:
         raise ValueError("the prompt is empty; a model needs at least one token to continue from")
     if isinstance(prompt, str):
         return False
-    messages = [isinstance(item, Mapping) or callable(getattr(item, "model_dump", None)) for item in prompt]
-    return all(messages)
+    return all(isinstance(item, Mapping) or callable(getattr(item, "model_dump", None)) for item in prompt)
 
 
 class PromptEncoder:
@@ -36,7 +35,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         # Fast tokenizers may not be entered twice at once.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Token ids, at least one.
@@ -48,6 +47,15 @@ class PromptEncoder:
         if not ids:
             raise ValueError("the prompt is empty; a model needs at least one token to continue from")
         return tuple(ids)
+
+    def encode_now(self, prompt: str | Sequence[int]) -> tuple[int, ...] | None:
+        """As `encode`, or None where it would have to wait: another thread may be at a text of megabytes."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self.encode(prompt)
+        finally:
+            self._lock.release()
 
     def encode_text(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """The ids of a text. Raises ConfigError where there is no tokenizer."""

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-_INLINE_CHARACTERS = 2_000
-"""Prompts shorter than this are encoded on the event loop, which costs less than a change of thread."""
+_INLINE_LENGTH = 2_000
+"""Up to so many characters or ids a prompt is encoded on the event loop, which costs less than a change of thread."""
 
 
 class Runtime:
@@ -222,7 +222,10 @@ class Runtime:
         return self._ready().ready_seconds
 
     def count_tokens(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> int:
-        """Tokens of a prompt as `generate` would send it. Known once started."""
+        """Tokens of a prompt as `generate` would send it. Known once started.
+
+        Blocks until it is encoded, and while another thread encodes: from an event loop, in a thread for long prompts.
+        """
         opened = self._ready()
         if not is_messages(prompt):
             return len(opened.encoder.encode(prompt))
@@ -336,8 +339,13 @@ class Runtime:
             raise ValueError(
                 "tools and chat_template_kwargs go to the chat template, which only a list of messages passes through"
             )
-        slow = isinstance(prompt, str) and len(prompt) > _INLINE_CHARACTERS
-        turn = PlainTurn(self, lambda served: self._ready().encoder.encode(prompt), prompt, options, slow=slow)
+        turn = PlainTurn(
+            self,
+            lambda served: self._ready().encoder.encode(prompt),
+            prompt,
+            options,
+            encode_now=lambda: self._ready().encoder.encode_now(prompt) if len(prompt) <= _INLINE_LENGTH else None,
+        )
         return CallStream(turn, timeout)
 
     def _chat_turn(self, prompt: Sequence[Any], options: CallOptions) -> ChatTurn:

@@ -242,7 +242,6 @@ class Session:
                 lambda served: self._prompt_ids(conversation, answer=False),
                 None,
                 replace(self._options, tools=(), tool_choice="auto", params=SamplingParams(max_tokens=1)),
-                slow=True,
             )
             async with CallStream(turn, None) as stream:
                 usage = (await stream.reply()).usage

@@ -84,15 +84,23 @@ class PlainTurn:
         asked: object,
         options: CallOptions,
         *,
-        slow: bool,
+        encode_now: Callable[[], tuple[int, ...] | None] = lambda: None,
     ) -> None:
-        """slow: encoding takes longer than a change of thread."""
+        """encode: called beside the event loop; encode_now: called on it first, None where it could not but wait."""
         self.n = options.n
-        self._host, self._encode, self._asked, self._options, self._slow = host, encode, asked, options, slow
+        self._host, self._encode, self._encode_now, self._asked, self._options = (
+            host,
+            encode,
+            encode_now,
+            asked,
+            options,
+        )
 
     async def begin(self) -> Submitted:
         served = await self._host.serve()
-        token_ids = await asyncio.to_thread(self._encode, served) if self._slow else self._encode(served)
+        token_ids = self._encode_now()
+        if token_ids is None:
+            token_ids = await asyncio.to_thread(self._encode, served)
         options = self._options
         params = with_max_tokens(options.params, len(token_ids), options.n, served, use_cache=options.cache)
         seed = params.seed
