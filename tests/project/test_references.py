@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import agentkv
+import agentkv.testing
+from agentkv.cli import app
+from agentkv.cli.chat_commands import _COMMANDS as CHAT_COMMANDS
 from agentkv.policies import known_policies
 from agentkv.usage import MISS_CAUSES, Usage
 
@@ -26,8 +29,8 @@ def options_of_runtime() -> list[str]:
 
 
 @pytest.mark.parametrize("option", options_of_runtime())
-def test_each_option_of_runtime_stands_in_the_readme(option: str) -> None:
-    assert f"`{option}`" in text_of("README.md")
+def test_each_option_of_runtime_is_described(option: str) -> None:
+    assert re.search(rf"^\| [^|]*`{option}`[^|]* \|", text_of("docs/runtime.md"), re.M)
 
 
 @pytest.mark.parametrize("parameter", [field.name for field in fields(agentkv.SamplingParams)])
@@ -46,7 +49,8 @@ def test_each_sampling_parameter_is_described(parameter: str) -> None:
     ),
 )
 def test_each_error_says_what_to_do_about_it(error: str) -> None:
-    assert f"`{error}`" in text_of("docs/runtime.md")
+    assert re.search(rf"^\| [^|]*`{error}`[^|]* \|", text_of("docs/errors.md"), re.M)
+    assert re.search(rf"─ {error}\b", text_of("docs/errors.md"))
 
 
 @pytest.mark.parametrize("policy", known_policies())
@@ -55,11 +59,34 @@ def test_each_policy_is_described(policy: str) -> None:
 
 
 @pytest.mark.parametrize("cause", MISS_CAUSES)
-@pytest.mark.parametrize("document", ["README.md", "docs/cache.md"])
-def test_each_cause_of_a_miss_is_explained(cause: str, document: str) -> None:
-    assert f"| `{cause}` |" in text_of(document)
+def test_each_cause_of_a_miss_is_explained(cause: str) -> None:
+    assert f"| `{cause}` |" in text_of("docs/misses.md")
 
 
 @pytest.mark.parametrize("figure", [field.name for field in fields(Usage) if field.name != "cached_by_tier"])
 def test_each_figure_of_usage_is_described(figure: str) -> None:
-    assert re.search(rf"\b{figure}\b", text_of("docs/runtime.md"))
+    assert re.search(rf"`{figure}`", text_of("docs/misses.md"))
+
+
+def public_names(kind: type) -> list[str]:
+    return sorted(name for name in vars(kind) if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("name", public_names(agentkv.Session))
+def test_each_part_of_a_session_is_described(name: str) -> None:
+    assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text_of("docs/sessions.md"))
+
+
+@pytest.mark.parametrize("name", sorted(agentkv.testing.__all__))
+def test_each_part_of_the_testing_package_is_described(name: str) -> None:
+    assert re.search(rf"\b{name}\b", text_of("docs/testing.md"))
+
+
+@pytest.mark.parametrize("command", [*(command.callback.__name__ for command in app.registered_commands), "models"])
+def test_each_command_has_a_section_of_its_own(command: str) -> None:
+    assert re.search(rf"^## agentkv {command}$", text_of("docs/commands.md"), re.M)
+
+
+@pytest.mark.parametrize("command", sorted(CHAT_COMMANDS))
+def test_each_command_of_a_chat_is_listed(command: str) -> None:
+    assert f"`/{command}" in text_of("docs/commands.md")
