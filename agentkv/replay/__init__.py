@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from .asking import Asked, Replayed, replay
 from .ceiling import UnlimitedCache
 from .cutting import Cut, cut
 from .load import load
 from .recording import Messages, Recording, Step
-from .asking import Asked, Replayed, replay
 
 __all__ = [
     "Asked",
