@@ -18,5 +18,6 @@ def namespace_of(fingerprint: bytes, *, adapter: str | None = None, salt: str | 
 def _part(text: str | None) -> bytes:
     if text is None:
         return b"\0"
-    encoded = text.encode()
+    # A salt may be any str, also one that is no text.
+    encoded = text.encode("utf-8", "surrogatepass")
     return b"\1" + len(encoded).to_bytes(8, "little") + encoded
