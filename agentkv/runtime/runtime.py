@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import itertools
 import threading
@@ -339,18 +340,21 @@ class Runtime:
             raise ValueError(
                 "tools and chat_template_kwargs go to the chat template, which only a list of messages passes through"
             )
+        # It is read when the stream begins, and what the caller does to the list until then is not meant.
+        asked = prompt if isinstance(prompt, str) else list(prompt)
         turn = PlainTurn(
             self,
-            lambda served: self._ready().encoder.encode(prompt),
-            prompt,
+            lambda served: self._ready().encoder.encode(asked),
+            asked,
             options,
-            encode_now=lambda: self._ready().encoder.encode_now(prompt) if len(prompt) <= _INLINE_LENGTH else None,
+            encode_now=lambda: self._ready().encoder.encode_now(asked) if len(asked) <= _INLINE_LENGTH else None,
         )
         return CallStream(turn, timeout)
 
     def _chat_turn(self, prompt: Sequence[Any], options: CallOptions) -> ChatTurn:
         name = self._opened.name if self._opened is not None else "this model"
-        asked = Conversation(without_implicit(normalise(prompt, model=name)))
+        # Arguments of calls and fields that we do not know may hold the caller's own dicts and lists.
+        asked = Conversation(copy.deepcopy(without_implicit(normalise(prompt, model=name))))
         return ChatTurn(
             self,
             lambda: asked,
