@@ -58,11 +58,27 @@ class PromptEncoder:
             self._lock.release()
 
     def encode_text(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """The ids of a text. Raises ConfigError where there is no tokenizer."""
+        """The ids of a text. Raises ConfigError where there is no tokenizer.
+
+        RequestError for what is no text, and for tokens that the model does not have.
+        """
         if self._tokenizer is None:
             raise ConfigError("this model has no tokenizer: pass token ids, or give Runtime a tokenizer=")
         with self._lock:
-            ids: list[int] = self._tokenizer(text, add_special_tokens=special_tokens)["input_ids"]
+            try:
+                # Not verbose: that a prompt is too long is told by the error that it raises.
+                tokens = self._tokenizer(text, add_special_tokens=special_tokens, verbose=False)
+            except Exception:
+                _require_unicode(text)
+                raise
+        ids: list[int] = tokens["input_ids"]
+        if max(ids, default=0) >= self._vocab_size:
+            outside = next(token_id for token_id in ids if token_id >= self._vocab_size)
+            raise RequestError(
+                f"the tokenizer gives {self._tokenizer.convert_ids_to_tokens(outside)!r} the id {outside}, and the "
+                f"model's vocabulary is {self._vocab_size}: leave this token out, or give Runtime the model's own "
+                f"tokenizer"
+            )
         return ids
 
     def _check_ids(self, prompt: Sequence[Any]) -> list[int]:
@@ -72,3 +88,13 @@ class PromptEncoder:
             if not 0 <= item < self._vocab_size:
                 raise RequestError(f"token id {item} is outside the model's vocabulary of {self._vocab_size}")
         return list(prompt)
+
+
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt holds {text[error.start]!r} at character {error.start}, one half of a surrogate pair, which "
+            f"is no text. text.encode(errors='replace').decode() puts a ? in its place"
+        ) from error
