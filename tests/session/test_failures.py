@@ -515,3 +515,42 @@ async def test_a_run_goes_on_past_tools_that_raise_hang_block_or_return_odd_thin
         # Work on the loop's own thread, and then its pauses, in which a busy machine counts too.
         assert max(cpu for _, cpu in pauses) < 0.05
         assert max(wall for wall, _ in pauses) < 0.5
+
+
+async def test_whichever_allocation_fails_a_run_ends_as_ever_or_stands_at_a_finished_turn() -> None:
+    """A run of three turns and a fork of it, for the first allocation, the second, … until none is left to fail."""
+
+    def look(path: str) -> str:
+        """Look.
+
+        Args:
+            path: where
+        """
+        return f"seen {path} " * 12
+
+    said = {1: in_words("look", path="a"), 3: in_words("look", path="b"), 5: "Seen both of them, " * 6}
+    expected: tuple[int, ...] = ()
+    outcomes = []
+    for n in range(40):
+        async with served(scripted(lambda asked: said[len(asked)]), num_pages=33, page_size=32) as runtime:
+            session = runtime.session(tools=[look])
+            with contextlib.ExitStack() as stack:
+                pool = stack.enter_context(fail_allocation(runtime, n)) if n else None
+                try:
+                    await session.run("Look twice.")
+                except PoolFull:
+                    outcomes.append("refused")
+                    roles = [message["role"] for message in session.messages]
+                    assert roles in ([], ["user", "assistant", "tool"], ["user", *["assistant", "tool"] * 2])
+                else:
+                    outcomes.append("ended")
+            idle_and_sound(runtime)
+            if outcomes[-1] == "refused":
+                await (session.run() if session.messages else session.run("Look twice."))
+            expected = expected or session.token_ids
+            assert session.token_ids == expected
+            if pool is not None and not pool.failed:
+                break
+    assert pool is not None
+    assert not pool.failed
+    assert {"refused", "ended"} <= set(outcomes[1:-1])
