@@ -20,6 +20,7 @@ from agentkv.streams import post
 __all__ = ["Gate", "Rate", "RateLimits"]
 
 _THROTTLERS = 4096
+_MAX_SECONDS = 366 * 24 * 3600
 _LOOK_AGAIN = 0.25
 """Seconds after which a call that waits for its rate looks whether the runtime is still open."""
 
@@ -35,8 +36,8 @@ class Rate:
     def __post_init__(self) -> None:
         if isinstance(self.requests, bool) or not isinstance(self.requests, int) or self.requests < 1:
             raise ConfigError(f"Rate.requests must be an int of at least 1, got {self.requests!r}")
-        if not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
-            raise ConfigError(f"Rate.seconds must be a number above 0, got {self.seconds!r}")
+        if not isinstance(self.seconds, (int, float)) or not 0 < self.seconds <= _MAX_SECONDS:
+            raise ConfigError(f"Rate.seconds must be a number above 0, of at most a year, got {self.seconds!r}")
         if self.by not in ("name", "cache_salt"):
             raise ConfigError(f'Rate.by must be "name" or "cache_salt", got {self.by!r}')
 
@@ -102,6 +103,16 @@ class RateLimits:
         return throttler
 
 
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A call in front of the gate."""
+
+    loop: asyncio.AbstractEventLoop
+    let_in: asyncio.Future[None]
+    will_look: bool = False
+    """It will look for room when its loop goes on."""
+
+
 class Gate:
     """At most `limit` calls between `enter` and `leave`, for tasks on any loop of any thread; first come, first in."""
 
@@ -109,7 +120,7 @@ class Gate:
         self._limit = limit
         self._lock = threading.Lock()
         self._inside = 0
-        self._waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._waiters: deque[_Waiter] = deque()
 
     def enter_or_raise(self) -> None:
         """Enter now, or raise QueueFull."""
@@ -122,33 +133,52 @@ class Gate:
         """Enter, waiting for room. A cancelled wait takes no place."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self._inside < self._limit and not self._waiters:
+            if self._inside < self._limit and not any(waiter.loop.is_running() for waiter in self._waiters):
                 self._inside += 1
                 return
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.append((loop, waiter))
+            waiter = _Waiter(loop, loop.create_future())
+            self._waiters.append(waiter)
         try:
-            await waiter
+            await waiter.let_in
         except BaseException:
             with self._lock:
-                still_waiting = (loop, waiter) in self._waiters
+                still_waiting = waiter in self._waiters
                 if still_waiting:
-                    self._waiters.remove((loop, waiter))
+                    self._waiters.remove(waiter)
             if not still_waiting:
                 # The place was given in the moment of the cancellation: pass it on.
                 self.leave()
             raise
 
     def leave(self) -> None:
-        """Give a place back, to the longest waiting if there is one. Callable from any thread."""
+        """Give a place back, to the longest waiting if there is one. Callable from any thread.
+
+        Who waits on a loop that stands still could not take it: he keeps his place in line, and looks for room
+        himself when his loop goes on.
+        """
         with self._lock:
-            while self._waiters:
-                loop, waiter = self._waiters.popleft()
-                if post(loop, functools.partial(_let_in, waiter)):
-                    return
+            for waiter in tuple(self._waiters):
+                if waiter.loop.is_running():
+                    self._waiters.remove(waiter)
+                    if post(waiter.loop, functools.partial(_let_in, waiter)):
+                        return
+                elif not waiter.will_look:
+                    waiter.will_look = post(waiter.loop, functools.partial(self._look, waiter))
+                    if not waiter.will_look:
+                        self._waiters.remove(waiter)
             self._inside -= 1
 
+    def _look(self, waiter: _Waiter) -> None:
+        """On the waiter's loop, which stood still when a place was given back."""
+        with self._lock:
+            waiter.will_look = False
+            if waiter not in self._waiters or self._inside >= self._limit:
+                return
+            self._waiters.remove(waiter)
+            self._inside += 1
+        _let_in(waiter)
 
-def _let_in(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+
+def _let_in(waiter: _Waiter) -> None:
+    if not waiter.let_in.done():
+        waiter.let_in.set_result(None)
