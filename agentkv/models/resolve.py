@@ -41,6 +41,8 @@ def _always() -> None:
     """Nobody changes his mind."""
 
 
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+"""What file systems take, in bytes."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -61,13 +63,15 @@ def resolve(
         return _resolve_object(model)
     store = store if store is not None else ModelStore()
     text = os.fspath(model)
+    if len(text) > _LONGEST_PATH or any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in text.split("/")):
+        raise ModelNotFound(f"no model {text[:40]!r}…: a name of {len(text):,} characters is too long for any file")
     if isinstance(model, str):
         if text in BUILTIN_MODELS:
             return _BuiltinSource(BUILTIN_MODELS[text], store, progress, download, still_wanted)
         added = store.find(text) if _HUB_ID.fullmatch(text) and "/" not in text else None
         if added is not None:
             return FolderSource(added, name=text, store=store)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if text and path.is_dir():
         return _resolve_folder(path, store)
     if path.suffix == ".gguf" and path.is_file():
