@@ -8,7 +8,6 @@ here.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -109,7 +108,8 @@ class SamplingParams:
 def _number(name: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
-    if not math.isfinite(value) or not low <= value <= high:
+    # Compared before it is made a float: an int may be too large to be one.
+    if not low <= value <= high:
         raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
     return float(value)
 

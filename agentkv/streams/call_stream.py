@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -81,6 +82,8 @@ class CallStream(Stream):
                 raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
             if not timeout > 0:
                 raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
+            if isinstance(timeout, int) and timeout > sys.float_info.max:
+                raise ValueError(f"timeout must be a number of seconds that a float can hold, got {timeout!r}")
 
     async def __aenter__(self) -> Self:
         await self._start()
