@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from agentkv.cache import Listener
@@ -12,7 +15,9 @@ from agentkv.policies import Policy, make_policy
 
 from .admission import Rate
 
-__all__ = ["RuntimeConfig", "parse_bytes"]
+__all__ = ["RuntimeConfig", "parse_bytes", "read_template"]
+
+_MAX_THREADS = 1024
 
 _UNITS = {
     "": 1,
@@ -75,6 +80,8 @@ class RuntimeConfig:
         ):
             _at_least(name, getattr(self, name), 1, optional=name in ("threads", "context_limit"))
         _at_least("num_pages", self.num_pages, 2, optional=True)
+        if self.threads is not None and self.threads > _MAX_THREADS:
+            raise ConfigError(f"threads must be at most {_MAX_THREADS}, got {self.threads!r}")
         for name in ("adapter", "revision", "chat_template", "backend"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
@@ -97,8 +104,8 @@ class RuntimeConfig:
             raise ConfigError(f"rate_limit must be a Rate(requests, seconds), got {self.rate_limit!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
-        if self.listener is not None and not callable(getattr(self.listener, "on_event", None)):
-            raise ConfigError(f"listener must have a method on_event(event), got {type(self.listener).__name__}")
+        if self.listener is not None:
+            _check_listener(self.listener)
         make_policy(self.policy)
 
     @property
@@ -116,7 +123,35 @@ def parse_bytes(size: int | str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size) if isinstance(size, str) else None
     if found is None or found[2].lower() not in _UNITS:
         raise ConfigError(f'memory must be bytes or text like "4GiB" or "500MB", got {size!r}')
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    number = float(found[1]) * _UNITS[found[2].lower()]
+    if not 1 <= number < math.inf:
+        raise ConfigError(f"memory must be at least 1 byte and no more than a machine can have, got {size!r}")
+    return int(number)
+
+
+def read_template(path: Path) -> str:
+    """The text of a chat template's file. Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"chat_template: {path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"chat_template: {path} is no text in UTF-8 ({error})") from error
+
+
+def _check_listener(listener: object) -> None:
+    if not callable(getattr(listener, "on_event", None)):
+        raise ConfigError(f"listener must have a method on_event(event), got {type(listener).__name__}")
+    wanted = "listener.kinds must be a collection of kinds of event"
+    try:
+        kinds = getattr(listener, "kinds", ())
+        if not isinstance(kinds, Collection) or isinstance(kinds, str):
+            raise ConfigError(f"{wanted}, got {kinds!r}")
+        frozenset(kinds)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{wanted}, and that of {type(listener).__name__} is not: {error!r}") from error
 
 
 def _at_least(name: str, value: object, minimum: int, *, optional: bool) -> None:

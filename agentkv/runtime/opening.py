@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentkv.chat import ChatTemplate, Scribe
-from agentkv.errors import RuntimeClosed
+from agentkv.errors import ConfigError, RuntimeClosed
 from agentkv.report import ServedBy
 
 from .config import RuntimeConfig
@@ -41,6 +43,11 @@ def open_engine(
     source = resolve(config.model, still_wanted=still_wanted)
     if (prefetch := getattr(source, "prefetch", None)) is not None:
         prefetch()
+    if "torch" not in sys.modules:
+        # Read by OpenMP when torch is imported. By default its threads spin while they wait for each other, so on a
+        # machine whose cores have other work, too, they burn the time of the one they wait for: calls were seen to take
+        # five times as long. Asleep they cost some microseconds a wake-up. A setting of the user's own stays.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # transformers imports most of itself when these modules first ask for it, and makes no garbage meanwhile.
     with paused_garbage_collection():
         import torch
@@ -111,7 +118,7 @@ def open_engine(
             name=loaded.name,
             tokenizer=loaded.tokenizer,
             encoder=encoder,
-            scribe=Scribe(ChatTemplate(loaded.tokenizer, config.chat_template), encoder.encode_text),
+            scribe=Scribe(_chat_template(loaded.tokenizer, config.chat_template), encoder.encode_text),
             vocab_size=runner.vocab_size,
             context_limit=context_limit,
             fingerprint=identity,
@@ -142,10 +149,27 @@ def open_engine(
     return engine, give_back
 
 
+def _chat_template(tokenizer: Any, given: str | None) -> ChatTemplate:
+    """Rendered once where one was given: only then transformers reads it, with its own additions to Jinja."""
+    if tokenizer is not None and given is not None:
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": ""}], chat_template=given, tokenize=False)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"chat_template: line {error.lineno}: {error.message}") from error
+        except Exception:
+            # A template is a program: what it refuses here, it may render in another conversation.
+            _log.debug("the chat template does not render a first message", exc_info=True)
+    return ChatTemplate(tokenizer, given)
+
+
 def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Ids that end an answer: the generation config's, else the config's, else the tokenizer's."""
     for owner in (model.generation_config, model.config, tokenizer):
         ids = getattr(owner, "eos_token_id", None)
         if ids is not None:
-            return frozenset((ids,) if isinstance(ids, int) else ids)
+            # transformers itself takes a tensor, whose elements would never equal an id.
+            ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            return frozenset((ids,) if isinstance(ids, int) else map(int, ids))
     return frozenset()

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from agentkv.cache import Listener
 from agentkv.calls import Call
 from agentkv.chat import normalise, without_implicit
-from agentkv.errors import ConfigError, NotStarted, RuntimeClosed
+from agentkv.errors import NotStarted, RuntimeClosed
 from agentkv.namespaces import namespace_of
 from agentkv.policies import Policy
 from agentkv.reply import Reply
@@ -30,7 +30,7 @@ from agentkv.tools import as_tools
 from agentkv.worker import Worker
 
 from .admission import Gate, Rate, RateLimits
-from .config import RuntimeConfig
+from .config import RuntimeConfig, read_template
 from .opened import Opened
 from .opening import open_engine
 from .prompt import Prompt, is_messages
@@ -110,7 +110,7 @@ class Runtime:
         Raises ConfigError for a wrong option, TypeError for an unknown one. `weights` and `kv_dtype` come later.
         """
         if isinstance(chat_template, Path):
-            chat_template = _read_template(chat_template)
+            chat_template = read_template(chat_template)
         self._config = RuntimeConfig(
             model=model, tokenizer=tokenizer, adapter=adapter, revision=revision, trust_remote_code=trust_remote_code,
             chat_template=chat_template, dtype=dtype, weights=weights, device=device, backend=backend,
@@ -479,10 +479,3 @@ class Runtime:
         if self._worker is None:
             raise NotStarted("this Runtime has not been started: use `async with`, or await start() first")
         return self._worker
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"chat_template: {path} cannot be read ({error.strerror})") from error
