@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentkv.chat import ChatTemplate, Scribe
@@ -19,10 +20,32 @@ from .prompt import PromptEncoder
 
 if TYPE_CHECKING:
     from agentkv.engine import Engine
+    from agentkv.worker import Worker
 
-__all__ = ["open_engine"]
+__all__ = ["open_after", "open_engine"]
 
 _log = logging.getLogger("agentkv")
+
+
+def open_after(
+    former: Sequence[Worker],
+    config: RuntimeConfig,
+    cancelled: Callable[[], bool],
+    *,
+    tell: weakref.WeakMethod[Callable[[Opened], None]],
+) -> tuple[Engine, Callable[[], None]]:
+    """As `open_engine`, once the workers that were given up before have let go of the model."""
+    for worker in former:
+        if cancelled():
+            raise RuntimeClosed("this start was given up before it began")
+        worker.join()
+
+    def tell_if_held(opened: Opened) -> None:
+        held = tell()
+        if held is not None:
+            held(opened)
+
+    return open_engine(config, cancelled, tell_if_held)
 
 
 def open_engine(

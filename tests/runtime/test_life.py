@@ -315,3 +315,22 @@ def test_a_chat_template_that_cannot_be_read_is_named(tmp_path: Any) -> None:
 async def test_what_only_the_model_can_tell_is_told_at_start(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await Runtime(tiny_model("llama"), **{**SMALL, **options}).start()
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_openmp_sleeps_while_it_waits_unless_the_user_said_otherwise(own: str | None, expected: str) -> None:
+    code = """
+import asyncio, os
+import agentkv
+from agentkv.testing import scripted
+
+async def main():
+    async with agentkv.Runtime(scripted(["Yes."]), num_pages=65):
+        print(os.environ["OMP_WAIT_POLICY"])
+
+asyncio.run(main())
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"OMP_WAIT_POLICY": own} if own is not None else {})
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [expected]
