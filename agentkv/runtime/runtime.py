@@ -8,10 +8,11 @@ import functools
 import itertools
 import threading
 import time
+import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 from xxhash import xxh3_64_intdigest
 
@@ -32,11 +33,8 @@ from agentkv.worker import Worker
 from .admission import Gate, Rate, RateLimits
 from .config import RuntimeConfig, read_template
 from .opened import Opened
-from .opening import open_engine
+from .opening import open_after
 from .prompt import Prompt, is_messages
-
-if TYPE_CHECKING:
-    from agentkv.engine import Engine
 
 __all__ = ["Runtime"]
 
@@ -145,7 +143,12 @@ class Runtime:
             if self._closed:
                 raise RuntimeClosed("this Runtime is closed; open a new one")
             if self._worker is None:
-                self._worker = Worker(functools.partial(self._open, tuple(self._given_up)))
+                # The thread knows its Runtime weakly: one that nobody holds any more ends it, as close() would.
+                opening = functools.partial(
+                    open_after, tuple(self._given_up), self._config, tell=weakref.WeakMethod(self._tell)
+                )
+                self._worker = Worker(opening)
+                weakref.finalize(self, self._worker.close).atexit = False
                 self._worker.start()
             worker = self._worker
             self._starting += 1
@@ -166,14 +169,6 @@ class Runtime:
         finally:
             with self._lock:
                 self._starting -= 1
-
-    def _open(self, former: Sequence[Worker], cancelled: Callable[[], bool]) -> tuple[Engine, Callable[[], None]]:
-        """On the engine's thread: open it once whoever was given up before this start has let go of the model."""
-        for worker in former:
-            if cancelled():
-                raise RuntimeClosed("this start was given up before it began")
-            worker.join()
-        return open_engine(self._config, cancelled, self._tell)
 
     def _tell(self, opened: Opened) -> None:
         self._opened = opened

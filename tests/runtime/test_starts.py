@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 from typing import Any
@@ -66,3 +67,20 @@ async def test_starts_given_up_at_any_moment_leave_the_next_call_as_it_would_be(
     assert reply.token_ids == EXPECTED
     idle_and_sound(runtime)
     await runtime.close()
+
+
+async def test_a_runtime_that_nobody_holds_any_more_ends_its_thread_and_gives_the_model_back() -> None:
+    model = tiny_model("llama").train()
+    runtime: Runtime | None = Runtime(model, **SMALL)
+    assert runtime is not None
+    session = runtime.session()
+    assert (await runtime.generate(PROMPT, max_tokens=3)).token_ids == EXPECTED
+    thread = runtime._serving()._thread
+    runtime = None
+    gc.collect()
+    assert thread.is_alive(), "its session holds it"
+    del session
+    gc.collect()
+    await asyncio.to_thread(thread.join, 30)
+    assert not thread.is_alive()
+    assert model.training
