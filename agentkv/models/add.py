@@ -70,7 +70,7 @@ def _add_gguf(
                 f"{source} is not {chosen}: its .gguf has sha256 {digest[:16]}…, expected {expected[:16]}…. "
                 f"Fetch it again, or add it under another name with --name."
             )
-        convert_gguf(target, folder, show)
+        convert_gguf(target, folder, show, named=source)
         return Manifest(chosen, str(source.resolve()), gguf_name, digest)
 
     with shown_progress(progress) as show:

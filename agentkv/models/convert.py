@@ -25,12 +25,14 @@ from agentkv.models.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     import torch
+    from gguf import GGUFReader
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["convert_gguf"]
 
 logger = logging.getLogger("agentkv")
 
+_MAGIC = b"GGUF"
 # `tokenizer.ggml.pre` of vocabularies whose merges were learned with every digit on its own. transformers
 # rebuilds these with GPT-2's expression alone, which splits the blanks before a number otherwise.
 _DIGITS_APART = {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
@@ -38,19 +40,23 @@ _DIGITS_APART = {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "sm
 _LIKE_GPT2 = {"default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "roberta-bpe"}
 
 
-def convert_gguf(gguf: Path, folder: Path, progress: ProgressCallback) -> None:
+def convert_gguf(gguf: Path, folder: Path, progress: ProgressCallback, *, named: Path | None = None) -> None:
     """Write config, generation config, weights, tokenizer and chat template of the GGUF into the folder.
 
-    Needs memory for the model in its stored precision. Raises ModelError with transformers' reason for a file
-    that it cannot read.
+    Needs memory for the model in its stored precision. Raises ModelError for a file that is not whole, and with
+    transformers' reason for one that it cannot read. Errors call the file `named`: as its owner knows it, where
+    `gguf` is a copy.
     """
+    named = named if named is not None else gguf
     progress("converting", 0, None)
+    dtype = _stored_dtype(_read(gguf, named))
     with quiet_transformers(), _bars_shown_by(progress):
         try:
-            model = _load(gguf)
+            model = _load(gguf, dtype)
             tokenizer = _load_tokenizer(gguf, model)
-        except (ImportError, NotImplementedError, OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{gguf} cannot be converted: {error}") from error
+        except (ImportError, NotImplementedError, OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
+            reason = str(error).replace(str(gguf), str(named))
+            raise ModelError(f"{named} cannot be converted: {reason}") from error
         progress("converting", 0, None)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -81,11 +87,42 @@ def _bars_shown_by(progress: ProgressCallback) -> Iterator[None]:
         reader.tqdm = former
 
 
-def _load(gguf: Path) -> PreTrainedModel:
+def _read(gguf: Path, named: Path) -> GGUFReader:
+    """The file's fields and tensors, mapped; ModelError where they are not all there.
+
+    The reader checks nothing as it goes: what a damaged file makes it raise is whatever came of it.
+    """
+    from gguf import GGUFReader
+
+    size = gguf.stat().st_size
+    try:
+        return GGUFReader(gguf)
+    except Exception as error:
+        with gguf.open("rb") as file:
+            start = file.read(len(_MAGIC))
+        if not size:
+            reason = "it is empty"
+        elif not _MAGIC.startswith(start):
+            reason = f"it begins with {start!r}, not with {_MAGIC!r}"
+        elif len(start) < len(_MAGIC) or isinstance(error, IndexError) or _is_short(error):
+            reason = "it is cut short"
+        else:
+            reason = f"{error}" or type(error).__name__
+        raise ModelError(
+            f"{named} is not a whole .gguf file ({size:,} bytes): {reason.rstrip('.')}. Fetch it again."
+        ) from error
+
+
+def _is_short(error: Exception) -> bool:
+    """numpy has fewer bytes than the tensor or number needs that is to be made of them."""
+    return isinstance(error, ValueError) and any(words in str(error) for words in ("cannot reshape", "larger dtype"))
+
+
+def _load(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=_stored_dtype(gguf), local_files_only=True
+        gguf.parent, gguf_file=gguf.name, dtype=dtype, local_files_only=True
     )
     # The weights are plain tensors by now; transformers would refuse to save a model it calls quantised.
     setattr(model, "hf_quantizer", None)  # noqa: B010 - the class types it as a submodule
@@ -95,17 +132,17 @@ def _load(gguf: Path) -> PreTrainedModel:
     return model
 
 
-def _stored_dtype(gguf: Path) -> torch.dtype:
+def _stored_dtype(reader: GGUFReader) -> torch.dtype:
     """float32 or float16 where most of the weights are; else bfloat16."""
     import torch
-    from gguf import GGMLQuantizationType, GGUFReader
+    from gguf import GGMLQuantizationType
 
     weights: dict[GGMLQuantizationType, int] = {}
-    for tensor in GGUFReader(gguf).tensors:
+    for tensor in reader.tensors:
         weights[tensor.tensor_type] = weights.get(tensor.tensor_type, 0) + int(tensor.n_elements)
-    most = max(weights, key=weights.__getitem__)
+    most = max(weights, key=weights.__getitem__, default=None)
     plain = {GGMLQuantizationType.F32: torch.float32, GGMLQuantizationType.F16: torch.float16}
-    return plain.get(most, torch.bfloat16)
+    return plain.get(most, torch.bfloat16) if most is not None else torch.bfloat16
 
 
 def _load_tokenizer(gguf: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:

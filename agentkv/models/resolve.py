@@ -113,7 +113,7 @@ def ensure_converted(
     key = f"{_safe_name(path.stem)}-{xxhash.xxh3_64_hexdigest(identity)}"
 
     def build(folder: Path) -> Manifest:
-        convert_gguf(path, folder, show)
+        convert_gguf(path, folder, show, named=gguf)
         return Manifest(path.stem, str(path))
 
     found = store.find_converted(key)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agentkv.models import LoadedModel, LoadOptions, ModelStore, resolve
+from agentkv.errors import ModelError
+from agentkv.models import LoadedModel, LoadOptions, ModelStore, add_model, resolve
 from support.tiny_gguf import CHAT_TEMPLATE, write_gguf
 from support.tiny_models import tiny_model
 
@@ -112,3 +113,44 @@ def test_the_folder_names_no_path_of_this_machine(loaded: LoadedModel, store: Mo
         if path.name != "agentkv.json":
             assert str(gguf.parent) not in path.read_text()
     assert "is_local" not in json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def broken(path: Path, content: bytes, store: ModelStore) -> list[str]:
+    """What is said of a .gguf file of this content, when it is opened and when it is added."""
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as opened:
+        resolve(path, store=store).load(EXACT)
+    with pytest.raises(ModelError) as added:
+        add_model(path, store=store)
+    return [str(opened.value), str(added.value)]
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.1, 0.3, 0.6, 0.9, 0.9999])
+def test_a_file_that_is_cut_anywhere_is_said_to_be_cut_short(gguf: Path, tmp_path: Path, share: float) -> None:
+    whole = gguf.read_bytes()
+    path = tmp_path / "cut.gguf"
+    size = int(len(whole) * share)
+    store = ModelStore(tmp_path / "cache")
+    told = f"{path} is not a whole .gguf file ({size:,} bytes): it is cut short. Fetch it again."
+    assert broken(path, whole[:size], store) == [told, told]
+    assert store.names() == []
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "(0 bytes): it is empty. "),
+        (b"GG", "(2 bytes): it is cut short. "),
+        (b"GGUF", "(4 bytes): it is cut short. "),
+        (b"<html>404", "(9 bytes): it begins with b'<htm', not with b'GGUF'. "),
+        (b"GGUF" + b"\x63\0\0\0" + bytes(16), "(24 bytes): Sorry, file appears to be version 99 "),
+    ],
+)
+def test_a_file_that_is_no_gguf_is_named_as_it_was_typed_with_what_is_wrong_with_it(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
+    path = tmp_path / "odd.gguf"
+    for message in broken(path, content, ModelStore(tmp_path / "cache")):
+        assert message.startswith(f"{path} is not a whole .gguf file {told}")
+        assert message.endswith("Fetch it again.")
