@@ -58,7 +58,7 @@ async def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it never came"
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 async def cold(runtime: Runtime, session: Session, num_tokens: int) -> tuple[int, ...]:
@@ -121,7 +121,8 @@ async def test_an_ask_that_is_left_changes_nothing_and_the_same_ask_again_gives_
             nonlocal other
             if stage == "queued":
                 await until(lambda: session.busy and other is not None and gate.arrived.is_set())
-                await asyncio.sleep(0.05)
+                for _ in range(200):
+                    await asyncio.sleep(0)
             elif stage == "prefill":
                 await until(gate.arrived.is_set)
             else:
@@ -213,10 +214,8 @@ async def test_two_hundred_callers_that_leave_at_random_moments_leave_nothing_be
                 await streaming(session, rng.randrange(6))
                 return
             task = asyncio.create_task(session.ask("More?"))
-            for _ in range(rng.choice((0, 1, 2, 5, 20, 80, 300))):
+            for _ in range(rng.choice((0, 1, 2, 5, 20, 80, 300) if way == 2 else (100, 1000, 3000))):
                 await asyncio.sleep(0)
-            if way == 1:
-                await asyncio.sleep(rng.random() * 0.1)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -481,7 +480,7 @@ async def test_a_run_goes_on_past_tools_that_raise_hang_block_or_return_odd_thin
 
     def blocks() -> str:
         """Blocks for a second."""
-        time.sleep(1.0)
+        threading.Event().wait(1.0)
         return "done"
 
     no_arguments = {"type": "object", "properties": {}}
@@ -492,7 +491,7 @@ async def test_a_run_goes_on_past_tools_that_raise_hang_block_or_return_odd_thin
     async def watch() -> None:
         while True:
             wall, cpu = time.monotonic(), time.thread_time()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
             pauses.append((time.monotonic() - wall, time.thread_time() - cpu))
 
     model = scripted([Answer(calls=[(name, {}) for name in names]), "Done."], context_limit=40_000)
