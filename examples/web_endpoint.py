@@ -19,6 +19,7 @@ class Endpoint(BaseHTTPRequestHandler):
     runtime: Runtime
 
     def do_POST(self) -> None:
+        answer: dict[str, Any]
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             reply = self.runtime.generate(request["messages"], max_tokens=16, timeout=60)
@@ -42,10 +43,11 @@ def post(port: int, messages: list[dict[str, Any]]) -> Any:
 
 with Runtime("smollm2-135m") as Endpoint.runtime, ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
     threading.Thread(target=server.serve_forever).start()
-    messages = [{"role": "user", "content": "What is a lighthouse for?"}]
-    for question in ("Who lives in it?", None):
+    messages: list[dict[str, Any]] = []
+    for question in ("What is a lighthouse for?", "Who lives in it?"):
+        messages.append({"role": "user", "content": question})
         answer = post(server.server_port, messages)
+        messages.append(answer["message"])
         usage = answer["usage"]
         print(f"{usage['cached_tokens']} of {usage['prompt_tokens']} prompt tokens cached")
-        messages += [answer["message"], {"role": "user", "content": question}]
     server.shutdown()
