@@ -113,16 +113,18 @@ class ModelStore:
 
     def remove(self, name: str) -> int:
         """Remove the model and return how many bytes that freed; KeyError if it is not here."""
-        with self._locked(name):
-            folder = self.find(name)
-            if folder is None:
-                raise KeyError(name)
-            size = folder_size(folder)
-            # Out of sight in one step: a removal that is interrupted leaves no half of a model.
-            doomed = self._work_folder(name)
-            os.replace(folder, doomed)
-            shutil.rmtree(doomed)
-            return size
+        return self._remove("models", name)
+
+    def remove_converted(self, key: str) -> int:
+        """As `remove`, for a converted .gguf file; the file itself stays."""
+        return self._remove("converted", key)
+
+    def converted(self) -> dict[str, Manifest]:
+        """The converted .gguf files by their keys, sorted; each manifest's `source` is the path of the file."""
+        folder = self.root / "converted"
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        manifests = ((path.name, Manifest.read(path)) for path in found)
+        return {key: manifest for key, manifest in manifests if manifest is not None}
 
     def sweep(self) -> None:
         """Remove what dead processes left in tmp/; what a living one works on is locked, and left alone."""
@@ -157,6 +159,19 @@ class ModelStore:
         folder = self.root / kind / name
         return folder if Manifest.read(folder) is not None else None
 
+    def _remove(self, kind: str, name: str) -> int:
+        with self._locked(name):
+            folder = self._complete(kind, name)
+            if folder is None:
+                raise KeyError(name)
+            size = folder_size(folder)
+            # Out of sight in one step: a removal that is interrupted leaves no half of a model.
+            with self._writing():
+                doomed = self._work_folder(name)
+                os.replace(folder, doomed)
+            shutil.rmtree(doomed)
+            return size
+
     def _make(self, kind: str, name: str, build: Callable[[Path], Manifest]) -> Path:
         found = self._complete(kind, name)
         if found is not None:
@@ -167,15 +182,19 @@ class ModelStore:
 
     def _build(self, kind: str, name: str, build: Callable[[Path], Manifest]) -> Path:
         target = self.root / kind / name
-        work = self._work_folder(name)
+        with self._writing():
+            work = self._work_folder(name)
         try:
-            (work / "new").mkdir(parents=True)
-            build(work / "new").write(work / "new")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.exists():
-                # A folder cannot be renamed onto a full one: the old one steps aside first.
-                os.replace(target, work / "old")
-            os.replace(work / "new", target)
+            with self._writing():
+                (work / "new").mkdir(parents=True)
+            manifest = build(work / "new")
+            with self._writing():
+                manifest.write(work / "new")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if target.exists():
+                    # A folder cannot be renamed onto a full one: the old one steps aside first.
+                    os.replace(target, work / "old")
+                os.replace(work / "new", target)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return target
@@ -188,21 +207,26 @@ class ModelStore:
         return work
 
     @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        locks = self.root / "locks"
+    def _writing(self) -> Iterator[None]:
+        """What the file system refuses here is told with the setting for another place."""
         try:
-            locks.mkdir(parents=True, exist_ok=True)
+            yield
         except OSError as error:
             raise ModelError(
-                f"models are kept under {self.root}, which cannot be written ({error}). "
+                f"models are kept under {self.root}, which cannot be written ({error.strerror or error}). "
                 f"Set AGENTKV_CACHE to a folder that can."
             ) from error
-        lock = FileLock(locks / f"{name}.lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            logger.info("waiting for another process that is preparing %s", name)
-            lock.acquire()
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        lock = FileLock(self.root / "locks" / f"{name}.lock")
+        with self._writing():
+            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                logger.info("waiting for another process that is preparing %s", name)
+                lock.acquire()
         try:
             yield
         finally:

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from agentkv.errors import ModelError
 from agentkv.models.store import Manifest, ModelStore
 
 
@@ -60,6 +62,7 @@ def test_what_a_killed_process_left_is_swept_away(store: ModelStore) -> None:
     dies = """
 import os, signal, sys
 from pathlib import Path
+from agentkv.errors import ModelError
 from agentkv.models.store import ModelStore
 def build(folder):
     (folder / "half").write_bytes(b"x" * 1000)
@@ -88,6 +91,7 @@ def test_two_processes_at_once_build_once(store: ModelStore, tmp_path: Path) -> 
     asks = """
 import sys
 from pathlib import Path
+from agentkv.errors import ModelError
 from agentkv.models.store import Manifest, ModelStore
 log = Path(sys.argv[2])
 def build(folder):
@@ -159,6 +163,39 @@ def test_removing_says_what_it_freed_and_of_what_is_not_here_that_it_is_not(stor
     assert store.names() == []
     with pytest.raises(KeyError):
         store.remove("model")
+
+
+def denied(*arguments: object, **keywords: object) -> None:
+    """As on a read-only disk; for root, who runs tests in containers, modes of folders forbid nothing."""
+    raise OSError(30, "Read-only file system")
+
+
+@pytest.mark.parametrize("step", ["filelock.FileLock.acquire", "pathlib.Path.mkdir", "os.replace"])
+@pytest.mark.parametrize("use", [ModelStore.remove, lambda store, name: store.replace(name, build)])
+def test_a_cache_directory_that_cannot_be_written_is_named_with_the_setting_for_another_one(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, step: str, use: Callable[[ModelStore, str], object]
+) -> None:
+    store.make("model", build)
+    monkeypatch.setattr(step, denied)
+    with pytest.raises(ModelError) as failure:
+        use(store, "model")
+    assert str(failure.value) == (
+        f"models are kept under {store.root}, which cannot be written (Read-only file system). "
+        f"Set AGENTKV_CACHE to a folder that can."
+    )
+    monkeypatch.undo()
+    assert store.names() == ["model"]
+
+
+def test_converted_files_are_listed_with_where_they_came_from_and_removed_alone(store: ModelStore) -> None:
+    store.make("model", build)
+    store.make_converted("model-1234", build)
+    assert {key: found.source for key, found in store.converted().items()} == {"model-1234": "somewhere"}
+    assert store.remove_converted("model-1234") > 1000
+    assert store.converted() == {}
+    assert store.names() == ["model"]
+    with pytest.raises(KeyError):
+        store.remove_converted("model")
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"name": "model"}', '{"name": "model", "source": "x", "format": 0}'])
