@@ -42,7 +42,7 @@ from agentkv.scheduler import Plan, Request, Scheduler
 
 __all__ = ["ModelCheck", "ServedRun", "check_model"]
 
-Verdict = Literal["exact", "not exact", "refused"]
+Verdict = Literal["exact", "not exact", "refused", "not found", "not loaded"]
 
 PAGE_SIZE = 16
 TOKENS_A_STEP = 32

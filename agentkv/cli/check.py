@@ -11,6 +11,8 @@ import typer
 from rich.table import Table
 
 from agentkv.cli.console import console, progress_line
+from agentkv.errors import ModelError, ModelNotFound
+from agentkv.models import resolve
 
 if TYPE_CHECKING:
     from agentkv.checking import ModelCheck
@@ -24,22 +26,50 @@ _LEGEND = (
 
 
 def check_models(models: Sequence[str], *, as_json: bool) -> None:
-    """Check each model in turn and show what was found; ends with code 1 unless every one is served exactly."""
+    """Check each model in turn and show what was found; ends with code 1 unless every one is served exactly, with 2
+    where one was not found or could not be loaded. What there is is checked all the same.
+    """
+    wrong = _wrong_names(models)
+    if len(wrong) == len(models):
+        # Nothing is left to check: this is told before the seconds that importing takes.
+        raise ModelNotFound("\n".join(wrong.values()))
     with progress_line() as progress:
         progress("importing torch and transformers")
-        from agentkv.checking import check_model
-        from agentkv.models.resolve import resolve
+        from agentkv.checking import ModelCheck, check_model
 
-        # A name that is wrong is told before minutes are spent on the ones before it.
+        checks: list[ModelCheck] = []
         for model in models:
-            resolve(model)
-        checks = [check_model(model, progress=_of(model, progress)) for model in models]
+            if model in wrong:
+                checks.append(ModelCheck(model, "not found", wrong[model]))
+                continue
+            try:
+                checks.append(check_model(model, progress=_of(model, progress)))
+            except ModelError as error:
+                if len(models) == 1:
+                    raise
+                # Whether the hub has a model is known only when it is asked.
+                absent = isinstance(error, ModelNotFound)
+                checks.append(ModelCheck(model, "not found" if absent else "not loaded", str(error)))
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
     else:
         _show(checks)
-    if any(check.verdict != "exact" for check in checks):
+    verdicts = {check.verdict for check in checks}
+    if verdicts & {"not found", "not loaded"}:
+        raise typer.Exit(2)
+    if verdicts != {"exact"}:
         raise typer.Exit(1)
+
+
+def _wrong_names(models: Sequence[str]) -> dict[str, str]:
+    """Those that name no model, and why. Imports no torch."""
+    wrong: dict[str, str] = {}
+    for model in models:
+        try:
+            resolve(model)
+        except ModelError as error:
+            wrong[model] = str(error)
+    return wrong
 
 
 def _of(model: str, progress: Callable[[str], None]) -> Callable[[str], None]:

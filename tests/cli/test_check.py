@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,41 @@ def test_the_command_prints_json_that_holds_all_that_the_check_returns(
     assert check["verdict"] == "exact"
 
 
+def test_a_name_that_is_wrong_does_not_cost_the_others_their_check(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(b"GGUF")
+    code, out, err = run(capsys, "models", "--check", "/no/such", "--check", cut, "--check", folders["gemma2"])
+    assert (code, err) == (2, "")
+    rows = out.splitlines()
+    assert rows[1].split()[:3] == ["/no/such", "not", "found"]
+    assert rows[2].split()[:3] == [str(cut), "not", "loaded"]
+    assert rows[3].split()[0] == "gemma2"
+    assert "exact" in rows[3].split()
+    assert "/no/such: not found: no model '/no/such'." in out
+    assert f"{cut}: not loaded: {cut} is not a whole .gguf file" in out
+
+
+def test_names_that_are_all_wrong_are_told_without_importing_anything_large(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "agentkv.checking", None)
+    code, out, err = run(capsys, "models", "--check", "/no/such", "--check", "/nor/this")
+    assert (code, out) == (2, "")
+    first, second = err.splitlines()
+    assert first.startswith("agentkv: no model '/no/such'.")
+    assert second.startswith("no model '/nor/this'.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--check", "smolm2-135m"), "(did you mean it?)"),
         (("--check", "/no/such.gguf"), "/no/such.gguf"),
         (("--json",), "--check"),
+        (("--check", "--json"), "a path is wanted, and --json is an option"),
+        (("--check", __file__), "is a file, but no .gguf. Name a .gguf file or the folder that holds config.json"),
         (("--check", "smollm2-135m", "list"), "list"),
     ],
 )
