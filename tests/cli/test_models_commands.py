@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import signal
 import subprocess
@@ -12,7 +14,8 @@ import pytest
 
 import agentkv
 from agentkv.cli import main
-from agentkv.models import ModelStore
+from agentkv.models import BUILTIN_MODELS, ModelStore
+from agentkv.models.resolve import ensure_converted
 from support.ctrl_c import heed_ctrl_c
 from support.tiny_gguf import write_gguf
 from support.tiny_models import tiny_model
@@ -96,6 +99,7 @@ def test_a_model_is_added_under_the_name_that_is_given(
         (("models", "path", "smollm2-135m"), "agentkv models fetch smollm2-135m"),
         (("models", "rm", "nothing-like-it"), "agentkv models"),
         (("models", "fetch", "smollm2-13m"), "did you mean smollm2-135m?"),
+        (("models", "fetch", "nosuch"), "`fetch` brings smollm2-135m"),
     ],
 )
 def test_a_mistake_ends_with_code_2_and_one_line_that_says_what_is_wrong(
@@ -106,6 +110,73 @@ def test_a_mistake_ends_with_code_2_and_one_line_that_says_what_is_wrong(
     assert err.startswith("agentkv: ")
     assert err.count("\n") == 1
     assert told in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("frobnicate",), "agentkv"),
+        (("models", "frobnicate"), "agentkv models"),
+        (("models", "--json"), "agentkv models"),
+        (("models", "add"), "agentkv models add"),
+        (("demo", "--mdel", "x"), "agentkv demo"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_where_the_right_one_is_told(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], command: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.endswith(f" See `{command} --help`.\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [(), ("models",), ("models", "add"), ("demo",), ("doctor",)])
+def test_help_has_a_short_name_everywhere(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    assert run(capsys, *command, "-h") == run(capsys, *command, "--help")
+
+
+@pytest.mark.parametrize("suffix", ["whl", "gguf"])
+def test_a_file_that_is_empty_is_named_as_it_was_typed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"empty.{suffix}"
+    path.touch()
+    code, out, err = run(capsys, "models", "add", path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"agentkv: {path} is not a w")
+    assert err.count("\n") == 1
+
+
+def test_the_file_of_a_built_in_model_is_added_as_that_model_and_this_is_said(
+    capsys: pytest.CaptureFixture[str], gguf: Path, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builtin = dataclasses.replace(
+        BUILTIN_MODELS["smollm2-135m"],
+        gguf_size=gguf.stat().st_size,
+        gguf_sha256=hashlib.sha256(gguf.read_bytes()).hexdigest(),
+    )
+    monkeypatch.setitem(BUILTIN_MODELS, "smollm2-135m", builtin)
+    code, out, err = run(capsys, "models", "add", gguf)
+    assert (code, err) == (0, "")
+    assert out == f"this is smollm2-135m, which is in {store.find('smollm2-135m')}\n"
+    code, out, _ = run(capsys, "models", "add", gguf, "--name", "mine")
+    assert out == f"mine is in {store.find('mine')}\n"
+
+
+def test_a_file_that_was_converted_is_listed_with_its_path_and_can_be_removed(
+    capsys: pytest.CaptureFixture[str], gguf: Path, store: ModelStore
+) -> None:
+    folder = ensure_converted(gguf, store)
+    listed = run(capsys, "models")[1]
+    (line,) = [line for line in listed.splitlines() if line.startswith(folder.name)]
+    assert f"converted from {gguf}" in line
+    assert run(capsys, "models", "path", folder.name) == (0, f"{folder}\n", "")
+    code, out, _ = run(capsys, "models", "rm", folder.name)
+    assert code == 0
+    assert out.startswith(f"{folder.name} removed, ")
+    assert store.converted() == {}
+    assert gguf.exists()
 
 
 def test_what_cannot_be_fetched_ends_with_code_1_and_says_what_to_do(
