@@ -13,12 +13,13 @@ one. Calls from several threads are answered side by side. Ctrl-C cancels the ca
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, overload
 
-from agentkv.errors import RuntimeClosed
+from agentkv.errors import EngineFailed, RuntimeClosed
 from agentkv.events import StreamEvent, TextDelta
 from agentkv.reply import Reply
 from agentkv.report import Report
@@ -37,12 +38,16 @@ class _Loop:
     """An event loop on a daemon thread, which ends with the runtime."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="agentkv-loop", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Wait for it; whatever interrupts the wait cancels it."""
+        if self._process != os.getpid():
+            work.close()
+            raise EngineFailed("this Runtime was opened in another process; open one after the fork")
         if self._loop.is_closed():
             work.close()
             raise RuntimeClosed("this Runtime is closed; open a new one")

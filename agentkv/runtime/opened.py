@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentkv.calls import Call
 from agentkv.chat import Scribe
+from agentkv.namespaces import namespace_of
 from agentkv.report import ServedBy
-from agentkv.session import ProducedTurns
+from agentkv.session import ProducedTurns, Question
 from agentkv.tools import Tool
 
 from .prompt import PromptEncoder
@@ -46,6 +49,29 @@ class Opened:
     """As the runtime was given them; the pool has a default size where both are None."""
     script: Script | None = None
     produced: ProducedTurns = field(default_factory=ProducedTurns)
+
+    def namespace(self, cache_salt: str | None) -> bytes:
+        """What must be equal before two prompts may share pages."""
+        return namespace_of(self.fingerprint, adapter=self.adapter, salt=cache_salt)
+
+    def call(self, question: Question, call_id: int) -> Call:
+        """The question as the engine takes it, arriving now."""
+        ends = frozenset() if question.params.ignore_eos else self.end_token_ids
+        return Call(
+            call_id=call_id,
+            prompt_token_ids=question.token_ids,
+            params=question.params,
+            seed=question.seed,
+            n=question.n,
+            namespace=self.namespace(question.cache_salt),
+            name=question.name,
+            tags=question.tags,
+            use_cache=question.cache,
+            end_token_ids=frozenset(question.params.stop_token_ids) | ends,
+            kept_special_tokens=question.kept_special_tokens,
+            make_mask=question.make_mask,
+            arrived=time.monotonic(),
+        )
 
     @property
     def pool(self) -> str:

@@ -17,14 +17,11 @@ from typing import Any, Literal, Self, overload
 from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
-from agentkv.calls import Call
 from agentkv.chat import normalise, without_implicit
 from agentkv.errors import NotStarted, RuntimeClosed
-from agentkv.namespaces import namespace_of
 from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Moment, Report
-from agentkv.sampling_params import SamplingParams
 from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session
 from agentkv.streams import CallStream, Mailbox, Submitted, await_result
 from agentkv.tools import as_tools
@@ -316,17 +313,10 @@ class Runtime:
         **sampling: Any,
     ) -> CallStream:
         """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
-        options = CallOptions(
-            params=SamplingParams.from_kwargs(**sampling),
-            n=n,
-            cache=cache,
-            cache_salt=cache_salt,
-            name=name,
-            tags=tuple(tags) if not isinstance(tags, str) else tags,  # type: ignore[arg-type]
-            tools=as_tools(tools),
-            tool_choice=tool_choice,
-            template_kwargs=chat_template_kwargs if chat_template_kwargs is not None else {},
-        )
+        options = CallOptions.given(
+            n=n, cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
+            chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+        )  # fmt: skip
         if n > self._config.max_num_seqs:
             raise ValueError(f"n={n} answers start together, and max_num_seqs is {self._config.max_num_seqs}")
         if is_messages(prompt):
@@ -392,16 +382,10 @@ class Runtime:
                 raise TypeError(f"system must be a str or None, got {type(system).__name__}")
             given.insert(0, {"role": "system", "content": system})
         model = self._opened.name if self._opened is not None else "this model"
-        options = CallOptions(
-            params=SamplingParams.from_kwargs(**sampling),
-            cache=cache,
-            cache_salt=cache_salt,
-            name=name,
-            tags=tuple(tags) if not isinstance(tags, str) else tags,  # type: ignore[arg-type]
-            tools=as_tools(tools),
-            tool_choice=tool_choice,
-            template_kwargs=chat_template_kwargs if chat_template_kwargs is not None else {},
-        )
+        options = CallOptions.given(
+            cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
+            chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+        )  # fmt: skip
         self._num_sessions += 1
         return Session(self, messages=normalise(given, model=model), options=options, history=history)
 
@@ -424,22 +408,7 @@ class Runtime:
     async def submit(self, question: Question) -> Submitted:
         """Wait for a place in the queue, and hand the question to the engine."""
         opened = self._ready()
-        call = Call(
-            call_id=next(self._call_ids),
-            prompt_token_ids=question.token_ids,
-            params=question.params,
-            seed=question.seed,
-            n=question.n,
-            namespace=namespace_of(opened.fingerprint, adapter=opened.adapter, salt=question.cache_salt),
-            name=question.name,
-            tags=question.tags,
-            use_cache=question.cache,
-            end_token_ids=frozenset(question.params.stop_token_ids)
-            | (frozenset() if question.params.ignore_eos else opened.end_token_ids),
-            kept_special_tokens=question.kept_special_tokens,
-            make_mask=question.make_mask,
-            arrived=time.monotonic(),
-        )
+        call = opened.call(question, next(self._call_ids))
         await self._rates.wait(name=call.name, cache_salt=question.cache_salt, still_open=self._serving().require_open)
         if self._config.on_full == "raise":
             self._gate.enter_or_raise()
@@ -461,7 +430,7 @@ class Runtime:
     def supersede(self, token_ids: Sequence[int], start: int, cache_salt: str | None) -> None:
         """Tell the cache that what lies behind `start` was taken back."""
         opened = self._ready()
-        namespace = namespace_of(opened.fingerprint, adapter=opened.adapter, salt=cache_salt)
+        namespace = opened.namespace(cache_salt)
         taken_back = array("i", token_ids)
         self._serving().ask(lambda engine: engine.cache.supersede(taken_back, start, namespace=namespace))
 

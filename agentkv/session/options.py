@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from agentkv.errors import ContextOverflow, OutOfPages
 from agentkv.sampling_params import SamplingParams
-from agentkv.tools import Tool
+from agentkv.tools import Tool, as_tools
 
 from .host import Served
 
@@ -38,7 +38,7 @@ class CallOptions:
         for option, value in (("cache_salt", self.cache_salt), ("name", self.name)):
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{option} must be a str or None, got {value!r}")
-        if isinstance(self.tags, str) or not all(isinstance(tag, str) for tag in self.tags):
+        if not all(isinstance(tag, str) for tag in self.tags):
             raise TypeError(f"tags must be a list of str, got {self.tags!r}")
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
             raise ValueError(f"n must be an int of at least 1, got {self.n!r}")
@@ -47,6 +47,28 @@ class CallOptions:
         if not isinstance(self.template_kwargs, Mapping):
             raise TypeError(f"chat_template_kwargs must be a dict, got {self.template_kwargs!r}")
         check_tool_choice(self.tool_choice, self.tools)
+
+    @classmethod
+    def given(
+        cls,
+        *,
+        tags: Sequence[str],
+        tools: Sequence[Any],
+        chat_template_kwargs: Mapping[str, Any] | None,
+        sampling: Mapping[str, Any],
+        **others: Any,
+    ) -> Self:
+        """From the arguments of a call as users give them."""
+        # A str would become a tag for each letter.
+        if isinstance(tags, str):
+            raise TypeError(f"tags must be a list of str, got {tags!r}")
+        return cls(
+            params=SamplingParams.from_kwargs(**sampling),
+            tags=tuple(tags),
+            tools=as_tools(tools),
+            template_kwargs=chat_template_kwargs if chat_template_kwargs is not None else {},
+            **others,
+        )
 
     @property
     def schemas(self) -> list[dict[str, Any]]:

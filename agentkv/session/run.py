@@ -11,7 +11,7 @@ from agentkv.chat import Message
 from agentkv.errors import StreamClosed
 from agentkv.events import StreamEvent, ToolResult
 from agentkv.reply import Reply
-from agentkv.streams import CallStream, Stream
+from agentkv.streams import CallStream, Stream, check_timeout
 from agentkv.tool_calls import ToolCall
 from agentkv.usage import Usage
 
@@ -67,6 +67,7 @@ class RunStream(Stream):
     def __init__(self, host: RunHost, *, max_turns: int, tool_choice: str | None, timeout: float | None) -> None:
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise ValueError(f"max_turns must be an int of at least 1, got {max_turns!r}")
+        check_timeout(timeout)
         self._host = host
         self._max_turns = max_turns
         self._tool_choice = tool_choice
@@ -119,6 +120,10 @@ class RunStream(Stream):
         return self._run
 
     async def reply(self) -> Reply:
+        async for _ in self:
+            pass
+        if self._cancelled and self._replies:
+            return self._replies[-1]
         return (await self.run()).reply
 
     async def cancel(self, *, keep: bool = False) -> None:
@@ -133,10 +138,17 @@ class RunStream(Stream):
         try:
             while True:
                 answers: list[Answered] = []
-                async with self._host.turn(conversation, choice, answers.append) as self._now:
-                    async for event in self._now:
-                        yield event
-                    reply = await self._now.reply()
+                # Known before it begins, so that a cancel from another task reaches it while it waits for its place.
+                stream = self._now = self._host.turn(conversation, choice, answers.append)
+                try:
+                    async with stream:
+                        async for event in stream:
+                            yield event
+                        reply = await stream.reply()
+                except StreamClosed:
+                    if self._cancelled:
+                        return
+                    raise
                 self._replies.append(reply)
                 if self._cancelled:
                     if answers:

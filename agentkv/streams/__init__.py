@@ -2,7 +2,7 @@
 
 from .bridge import Mailbox, await_result, post
 from .call_stream import CallStream
-from .stream import Stream
+from .stream import Stream, check_timeout
 from .turn import Submitted, Turn
 
-__all__ = ["CallStream", "Mailbox", "Stream", "Submitted", "Turn", "await_result", "post"]
+__all__ = ["CallStream", "Mailbox", "Stream", "Submitted", "Turn", "await_result", "check_timeout", "post"]

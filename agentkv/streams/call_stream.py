@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from agentkv.reply import Reply
 
 from .bridge import await_result
-from .stream import Stream
+from .stream import Stream, check_timeout
 from .turn import Delta, Submitted, Turn
 
 __all__ = ["CallStream"]
@@ -77,13 +76,7 @@ class CallStream(Stream):
         self._counts = True
         """Whether choices that end from now on become part of the conversation."""
         self._error: BaseException | None = None
-        if timeout is not None:
-            if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-                raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
-            if not timeout > 0:
-                raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
-            if isinstance(timeout, int) and timeout > sys.float_info.max:
-                raise ValueError(f"timeout must be a number of seconds that a float can hold, got {timeout!r}")
+        check_timeout(timeout)
 
     async def __aenter__(self) -> Self:
         await self._start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Self
@@ -9,7 +10,7 @@ from typing import Self
 from agentkv.events import StreamEvent, TextDelta
 from agentkv.reply import Reply
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "check_timeout"]
 
 
 class Stream(ABC):
@@ -54,3 +55,15 @@ class Stream(ABC):
         keep: the answer so far stays cached whole and, in a session, part of the conversation. Returns when nothing
         of the call runs any more. A call that has ended, or never started, is left as it is.
         """
+
+
+def check_timeout(timeout: object) -> None:
+    """Raise TypeError or ValueError for what is no number of seconds that can be waited."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
+    if isinstance(timeout, int) and timeout > sys.float_info.max:
+        raise ValueError(f"timeout must be a number of seconds that a float can hold, got {timeout!r}")

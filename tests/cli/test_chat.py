@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkv.cli import main
 from agentkv.cli.chat_input import Lines, history_file
+from agentkv.cli.commands import main
 from support.chat_models import save_chat_model
 from support.ctrl_c import heed_ctrl_c
 from support.runtimes import own_cache, own_cache_folder

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import agentkv.checking
 from agentkv.checking import ModelCheck, check_model
-from agentkv.cli import main
+from agentkv.cli.commands import main
 from agentkv.model_runner import ModelRunner
 from support.tiny_models import REFUSED, tiny_model
 

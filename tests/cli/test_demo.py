@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.main import get_command
 
 from agentkv import main_job
-from agentkv.cli import app, main
+from agentkv.cli.commands import app, main
 from agentkv.cli.demo_outcome import Outcome
 from support.chat_models import TEMPLATE
 from support.ctrl_c import heed_ctrl_c

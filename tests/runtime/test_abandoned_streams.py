@@ -140,8 +140,9 @@ async def test_cancelled_at_any_moment_it_raises_or_has_a_reply_that_says_so_and
             stream = session.stream("Go.")
             reading = asyncio.create_task(read(stream))
             for _ in range(passed):
-                # The prompt is written on another thread, so a turn of the loop alone would not bring it far.
-                await asyncio.sleep(0.001 if passed % 2 else 0)
+                # The prompt is written on another thread, so a single turn of the loop would not bring it far.
+                for _ in range(40 if passed % 2 else 1):
+                    await asyncio.sleep(0)
             await asyncio.wait_for(stream.cancel(), 10)
             try:
                 last = (await asyncio.wait_for(reading, 10))[-1]

@@ -55,8 +55,9 @@ async def test_a_session_that_overflows_says_so_with_its_own_figures() -> None:
         session = runtime.session(name="planner")
         prompt = session.count_tokens("Go on. " * 3)
         text = await text_of(session.ask("Go on. " * 3, max_tokens=60))
+        model = runtime.report().served_by.model
     assert text == (
-        f"ContextOverflow: prompt {prompt} + max_tokens 60 = {prompt + 60} tokens; {runtime.report().model} reads 64. "
+        f"ContextOverflow: prompt {prompt} + max_tokens 60 = {prompt + 60} tokens; {model} reads 64. "
         f"Shorten by {prompt - 4} tokens, lower max_tokens to {64 - prompt}, or rollback() to an earlier mark."
     )
 
@@ -119,5 +120,5 @@ async def test_content_unsupported() -> None:
     ]
     async with agentkv.Runtime(scripted(["Yes."]), num_pages=65) as runtime:
         text = await text_of(runtime.generate(conversation))
-        name = runtime.report().model
+        name = runtime.report().served_by.model
     assert text == f"ContentUnsupported: message 2 holds an image_url part; {name} reads text only."

@@ -189,6 +189,41 @@ async def test_a_run_that_takes_too_long_says_so_and_keeps_the_turns_that_were_f
         assert roles(session) == ["user", "assistant", "tool"]
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"timeout": "1s"}, TypeError, "timeout must be a number of seconds"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0"),
+        ({"timeout": 10**400}, ValueError, "that a float can hold"),
+        ({"max_turns": 0}, ValueError, "max_turns must be an int of at least 1"),
+        ({"tool_choice": "jump"}, ValueError, "the tools are look"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_argument_of_a_run_is_named_and_leaves_the_session_free(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    async with served(scripted(["Yes."])) as runtime:
+        session = runtime.session(tools=[look])
+        with pytest.raises(error, match=message):
+            await session.run("Go.", **options)
+        assert (await session.run("Go.")).reply.text == "Yes."
+
+
+async def test_a_run_that_another_task_cancels_before_it_begins_never_begins_and_frees_its_session() -> None:
+    async with served(scripted(["Yes."])) as runtime:
+        session = runtime.session()
+        stream = session.run_stream("Go.")
+        reading = asyncio.create_task(stream.run())
+        while not session.busy:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(stream.cancel(), 10)
+        with pytest.raises(StreamClosed):
+            await asyncio.wait_for(reading, 10)
+        assert not session.busy
+        assert session.messages[-1:] != [{"role": "user", "content": "Go."}]
+
+
 async def test_a_stream_that_was_left_has_no_reply_and_says_so() -> None:
     async with served(scripted(lambda asked: "Hello, " * 200)) as runtime:
         session = runtime.session()
