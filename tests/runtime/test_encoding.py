@@ -63,14 +63,17 @@ def larger_tokenizer() -> PreTrainedTokenizerFast:
 async def test_a_token_that_the_model_does_not_have_is_named_and_other_texts_are_served(as_messages: bool) -> None:
     tokenizer = larger_tokenizer()
     async with serving(tiny_model("llama"), tokenizer=tokenizer) as runtime:
-        outside = next(token for token, number in tokenizer.get_vocab().items() if number >= 256)
+        # One that is whole letters: pieces of a letter have no text that could be asked.
+        number, text = next(
+            (number, text)
+            for number in range(256, len(tokenizer))
+            if tokenizer(text := tokenizer.decode([number]))["input_ids"] == [number]
+        )
+        outside = tokenizer.convert_ids_to_tokens(number)
 
         def asked(text: str) -> Any:
             return [{"role": "user", "content": text}] if as_messages else text
 
-        number = tokenizer.convert_tokens_to_ids(outside)
-        text = tokenizer.decode([number])
-        assert number in tokenizer(text)["input_ids"]
         with pytest.raises(RequestError, match=rf"the id {number}, and the model's vocabulary is 256") as caught:
             await runtime.generate(asked(text), max_tokens=1)
         assert repr(outside) in str(caught.value)

@@ -347,7 +347,8 @@ async def test_the_warning_names_how_many_tokens_the_template_would_have_dropped
         assert not caplog.records
         session.append("And now?")
         kept = len(session.token_ids)
-        dropped = kept - len(runtime.session(messages=session.messages).token_ids)
+        by_template = runtime.session(messages=session.messages, history="template")
+        dropped = kept - len(by_template.token_ids)
         await session.ask()
         (warning,) = [record.getMessage() for record in caplog.records]
         assert dropped > 0
