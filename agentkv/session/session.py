@@ -7,21 +7,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, NoReturn, Self, overload
 
 from agentkv.chat import Message, as_implicit, normalise, to_openai, without_implicit
-from agentkv.errors import PendingToolCalls, RequestError, SessionBusy, SessionClosed
-from agentkv.events import ToolResult
+from agentkv.errors import RequestError, SessionBusy, SessionClosed
 from agentkv.reply import Reply
 from agentkv.report import SessionReport, report_of_usages
 from agentkv.sampling_params import SamplingParams
 from agentkv.streams import CallStream
-from agentkv.tool_calls import ToolCall
-from agentkv.tools import Tool, run_tool_calls
+from agentkv.tools import Tool
 from agentkv.usage import Usage
 
+from .holds import Hold, SessionRun
 from .host import Host
+from .marks import Lineage, Mark
 from .options import CallOptions, check_tool_choice
 from .run import Run, RunStream
 from .turns import Answered, ChatTurn, Conversation, PlainTurn, known
@@ -34,26 +34,6 @@ Content = str | Sequence[Any] | Mapping[str, Any] | None
 """Text, a list of text parts, a message, a list of messages, or None: go on from what is there."""
 
 _idents = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in a session to go back to."""
-
-    conversation: Conversation
-    turns: int
-    owner: int
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Lineage:
-    """Which marks a session knows: its own, and those that its ancestors had when it was forked."""
-
-    serials: Mapping[int, int] = field(default_factory=dict)
-
-    def knows(self, mark: Mark) -> bool:
-        return mark.serial <= self.serials.get(mark.owner, -1)
 
 
 class Session:
@@ -92,7 +72,7 @@ class Session:
         self._num_forks = 0
         self._ident = next(_idents)
         self._num_marks = 0
-        self._ancestors = _Lineage()
+        self._ancestors = Lineage()
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -193,7 +173,7 @@ class Session:
         self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
     ) -> CallStream:
         """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
-        hold = _Hold(self, self._messages_of(content))
+        hold = Hold(self, self._messages_of(content))
         options = self._call_options(tool_choice, sampling)
         return CallStream(self._turn(hold.enter, options, self._keep_answer, hold.leave), timeout)
 
@@ -226,7 +206,7 @@ class Session:
     ) -> RunStream:
         """As `run`, as a stream of events, the results of the tools among them."""
         options = self._call_options(tool_choice, sampling)
-        run = _SessionRun(self, self._messages_of(task), options)
+        run = SessionRun(self, self._messages_of(task), options)
         forced = options.tool_choice if options.tool_choice not in ("auto", "none") else None
         return RunStream(run, max_turns=max_turns, tool_choice=forced, timeout=timeout)
 
@@ -310,7 +290,7 @@ class Session:
         )
         child._conversation, child._turns = conversation, turns
         child._denied = dict(self._denied)
-        child._ancestors = _Lineage({**self._ancestors.serials, self._ident: self._num_marks})
+        child._ancestors = Lineage({**self._ancestors.serials, self._ident: self._num_marks})
         return child
 
     def deny(self, tool: str | Tool, reason: str) -> None:
@@ -450,61 +430,3 @@ class Session:
     def _require_open(self) -> None:
         if self._closed:
             raise SessionClosed(f"session {self.name or 'session'!r} is closed; open another one")
-
-
-class _Hold:
-    """A session while one of its calls is answered, with what the call adds to the conversation."""
-
-    def __init__(self, session: Session, new: tuple[Message, ...]) -> None:
-        self._session, self._new = session, new
-        self._held = False
-
-    def enter(self) -> Conversation:
-        """The conversation to be answered; raises SessionBusy, PendingToolCalls, RequestError."""
-        session = self._session
-        conversation = session._enter()
-        self._held = True
-        try:
-            conversation = conversation.then(*self._new)
-            if conversation.unanswered:
-                raise PendingToolCalls(session.name or "session", conversation.unanswered)
-            if not conversation.messages:
-                raise RequestError("there is nothing to answer: the session has no messages yet; ask(content)")
-        except BaseException:
-            self.leave()
-            raise
-        return conversation
-
-    def leave(self) -> None:
-        """Free the session, once, if it was this call that held it."""
-        if self._held:
-            self._held = False
-            self._session._leave()
-
-
-class _SessionRun(_Hold):
-    """A session as its run sees it: held from the first turn to the last."""
-
-    def __init__(self, session: Session, task: tuple[Message, ...], options: CallOptions) -> None:
-        super().__init__(session, task)
-        self._options = options
-
-    def turn(self, conversation: Conversation, tool_choice: str | None, told: Callable[[Answered], None]) -> CallStream:
-        options = self._options if tool_choice is None else replace(self._options, tool_choice=tool_choice)
-
-        def note(answered: Answered) -> None:
-            self._session._note(answered)
-            told(answered)
-
-        return CallStream(self._session._turn(lambda: conversation, options, note), None)
-
-    def can_run(self, call: ToolCall) -> bool:
-        tool = self._session._tools.get(call.name)
-        return call.error is not None or tool is None or tool.call is not None
-
-    async def answer(self, calls: tuple[ToolCall, ...], on_result: Callable[[ToolResult], None]) -> list[ToolResult]:
-        session = self._session
-        return await run_tool_calls(calls, session._tools, session._denied, on_result=on_result)
-
-    def keep(self, conversation: Conversation) -> None:
-        self._session._conversation = conversation
