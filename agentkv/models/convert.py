@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,9 +60,24 @@ def convert_gguf(gguf: Path, folder: Path, progress: ProgressCallback, *, named:
             reason = str(error).replace(str(gguf), str(named))
             raise ModelError(f"{named} cannot be converted: {reason}") from error
         progress("converting", 0, None)
-        model.save_pretrained(folder)
+        with _named_errors():
+            model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     _tidy(folder)
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """safetensors tells what the operating system refused in its text alone: here it is the OSError that it was."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 @contextmanager

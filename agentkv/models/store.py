@@ -2,7 +2,8 @@
 
     <root>/models/NAME/           a model that was fetched or added; complete if it is there at all
     <root>/converted/KEY/         a user's .gguf file, converted once; KEY names its path, size and time
-    <root>/fingerprints/KEY.json  digests of weights that need not be read again
+    <root>/fingerprints/KEY       digests of weights that need not be read again, each in a file of its own
+    <root>/verdicts/KEY.json      a note for each model that was found to be served exactly
     <root>/tmp/KEY/               work in progress, only ever touched under <root>/locks/KEY.lock
 
 A folder under models/ or converted/ appears by one rename of a finished folder, so what is there is whole.
@@ -12,6 +13,7 @@ dies: whatever the holder of the lock finds in that folder was left by a dead pr
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -32,6 +34,10 @@ __all__ = ["Manifest", "ModelStore", "cache_root", "folder_size"]
 logger = logging.getLogger("agentkv")
 
 MANIFEST_NAME = "agentkv.json"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_ROOM = _FULL | {errno.EROFS}
+_MAKE_ROOM = "Make room there (`agentkv models remove` frees what a model takes), or else: "
+
 FORMAT = 1
 """Raised when a conversion gives other weights or tokens than before: older folders are then made anew."""
 
@@ -187,7 +193,8 @@ class ModelStore:
         try:
             with self._writing():
                 (work / "new").mkdir(parents=True)
-            manifest = build(work / "new")
+            with self._filling():
+                manifest = build(work / "new")
             with self._writing():
                 manifest.write(work / "new")
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -214,8 +221,19 @@ class ModelStore:
         except OSError as error:
             raise ModelError(
                 f"models are kept under {self.root}, which cannot be written ({error.strerror or error}). "
-                f"Set AGENTKV_CACHE to a folder that can."
+                f"{_MAKE_ROOM if error.errno in _FULL else ''}Set AGENTKV_CACHE to a folder that can."
             ) from error
+
+    @contextmanager
+    def _filling(self) -> Iterator[None]:
+        """A disk that has no room left, or cannot be written, is told as by `_writing`; other errors are the work's."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            with self._writing():
+                raise
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:

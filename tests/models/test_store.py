@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -45,7 +46,7 @@ def test_a_model_is_made_once_and_found_afterwards(store: ModelStore) -> None:
     assert store.make("model", never) == folder
 
 
-@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt(), SystemExit()])
+@pytest.mark.parametrize("error", [OSError("of the work itself"), KeyboardInterrupt(), SystemExit()])
 def test_a_build_that_ends_early_leaves_nothing_and_can_be_tried_again(store: ModelStore, error: BaseException) -> None:
     def fails(folder: Path) -> Manifest:
         build(folder)
@@ -143,9 +144,9 @@ def test_replacing_takes_the_place_of_a_whole_model_only_with_a_whole_one(store:
     folder = store.make("model", build)
 
     def fails(folder: Path) -> Manifest:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(ModelError, match="No space left"):
         store.replace("model", fails)
     assert (folder / "weights").read_bytes() == b"w" * 1000
 
@@ -185,6 +186,29 @@ def test_a_cache_directory_that_cannot_be_written_is_named_with_the_setting_for_
     )
     monkeypatch.undo()
     assert store.names() == ["model"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_fills_during_the_work_is_told_with_what_to_do(store: ModelStore, number: int) -> None:
+    def fills(folder: Path) -> Manifest:
+        (folder / "weights").write_bytes(b"w")
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(ModelError) as failure:
+        store.make("model", fills)
+    message = str(failure.value)
+    assert f"{store.root}, which cannot be written ({os.strerror(number)})" in message
+    assert "Set AGENTKV_CACHE" in message
+    assert ("Make room" in message) == (number != errno.EROFS)
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_an_error_of_the_work_that_is_not_the_disks_stays_what_it_is(store: ModelStore) -> None:
+    def fails(folder: Path) -> Manifest:
+        raise OSError(errno.EACCES, "the user's own file")
+
+    with pytest.raises(PermissionError, match="the user's own file"):
+        store.make("model", fails)
 
 
 def test_converted_files_are_listed_with_where_they_came_from_and_removed_alone(store: ModelStore) -> None:
