@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -68,8 +71,9 @@ class Worker:
         self._queued: set[int] = set()
         self._closing = False
         self._failure: BaseException | None = None
-        self.ready: Future[Engine] = Future()
-        """Done when the engine can take calls, or when opening it failed."""
+        self.ready: Future[None] = Future()
+        """Done when the engine can take calls, or when opening it failed. The engine itself is its thread's alone: a
+        Worker may be held long after it has ended, by streams that are kept, and must not hold the pages with it."""
         self.snapshot: Snapshot | None = None
         """As of the end of the last step, abort or question; None before the engine is ready."""
         self._thread = threading.Thread(target=self._run, name="agentkv-engine", daemon=True)
@@ -111,11 +115,7 @@ class Worker:
     def abort(self, call_id: int) -> Future[None]:
         """End a call before the next step; nothing more is delivered. Done when nothing of it is left in the engine."""
 
-        def abort(engine: Engine) -> None:
-            self._forget(call_id)
-            engine.abort(call_id)
-
-        return self.ask(abort)
+        return self.ask(functools.partial(self._abort, call_id=call_id))
 
     def cancel(self, call_id: int, *, keep: bool) -> Future[None]:
         """As abort, with a "cancelled" reply delivered for each choice that has not ended; see `Engine.cancel`."""
@@ -140,6 +140,20 @@ class Worker:
         except (RuntimeClosed, EngineFailed) as error:
             answer.set_exception(error)
         return answer
+
+    def tell(self, order: Callable[[Engine], object]) -> None:
+        """As ask, where nobody waits for the answer: a fault is logged, and nothing is done once the thread has ended."""
+
+        def run(engine: Engine) -> None:
+            try:
+                order(engine)
+            except Exception:
+                _log.exception("the engine could not do what it was told between two steps")
+            else:
+                self.snapshot = engine.snapshot()
+
+        with contextlib.suppress(RuntimeClosed, EngineFailed):
+            self._post(_Command(run, lambda error: None))
 
     def close(self) -> None:
         """Ask the thread to end; calls that are not finished fail with RuntimeClosed. Returns at once."""
@@ -193,12 +207,15 @@ class Worker:
         self.snapshot = engine.snapshot()
         failure: BaseException | None = None
         try:
-            self.ready.set_result(engine)
+            self.ready.set_result(None)
             self._serve(engine)
         except BaseException as error:
             _log.exception("the engine's thread died")
+            # Its frames hold the engine, and with it the pages, and the error is kept for every later call.
+            traceback.clear_frames(error.__traceback__)
             failure = error
         finally:
+            del engine
             self._end(failure)
             dispose()
 
@@ -248,7 +265,11 @@ class Worker:
             except Exception:
                 _log.exception("the receiver of call %d raised; the call is ended", call_id)
                 if not ended:
-                    self.abort(call_id)
+                    self.tell(functools.partial(self._abort, call_id=call_id))
+
+    def _abort(self, engine: Engine, call_id: int) -> None:
+        self._forget(call_id)
+        engine.abort(call_id)
 
     def _forget(self, call_id: int) -> None:
         sink = self._sinks.pop(call_id, None)

@@ -181,6 +181,7 @@ class Runtime:
         for worker in workers:
             worker.close()
             await asyncio.to_thread(worker.join)
+        self._given_up.clear()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -432,7 +433,7 @@ class Runtime:
         opened = self._ready()
         namespace = opened.namespace(cache_salt)
         taken_back = array("i", token_ids)
-        self._serving().ask(lambda engine: engine.cache.supersede(taken_back, start, namespace=namespace))
+        self._serving().tell(lambda engine: engine.cache.supersede(taken_back, start, namespace=namespace))
 
     def _ready(self) -> Opened:
         if self._opened is None:
