@@ -39,7 +39,7 @@ from agentkv.runtime import Rate, Runtime
 from agentkv.sampling_params import SamplingParams
 from agentkv.session import Mark, Run, Session
 from agentkv.streams import Stream
-from agentkv.tool_calls import ToolCall
+from agentkv.tool_calls import ToolCall, ToolCallCounts
 from agentkv.tools import Tool
 from agentkv.usage import Usage
 from agentkv.version import __version__
@@ -84,6 +84,7 @@ __all__ = [
     "TokenLogprobs",
     "Tool",
     "ToolCall",
+    "ToolCallCounts",
     "ToolCallDelta",
     "ToolResult",
     "TurnEnd",

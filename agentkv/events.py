@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentkv.reply import Reply
-from agentkv.tool_calls import ToolCall
+from agentkv.tool_calls import ToolCall, ToolCallCounts, ToolFailure
 
 __all__ = ["ReasoningDelta", "StreamEvent", "TextDelta", "ToolCallDelta", "ToolResult", "TurnEnd"]
 
@@ -58,6 +58,14 @@ class ToolResult:
     duration: float
     """Seconds that the tool took."""
     index: int = 0
+    failure: ToolFailure | None = None
+    """Which kind of error it is; None where the tool returned."""
+
+    @property
+    def counts(self) -> ToolCallCounts:
+        """What this result adds to the counts of the reply that made the call: what went wrong since."""
+        since = self.failure if self.call.failure is None else None
+        return ToolCallCounts() if since is None else ToolCallCounts(**{since: 1})
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ def runtime_figures(served_by: ServedBy, now: Moment, since: Moment | None) -> d
         "uptime": now.at - served_by.started_at,
         "interval": now.at - (since.at if since is not None else served_by.started_at),
         "sessions": now.sessions - (since.sessions if since is not None else 0),
+        "tool_calls": (now.tool_calls - since.tool_calls if since is not None else now.tool_calls).to_dict(),
         **counters,
         **prompt_rates(counters["prompt_tokens"], counters["cached_tokens"], counters["misses"]["evicted"], each),
         "seconds_per_prompt_token": each,

@@ -8,7 +8,9 @@ from typing import Any
 from .layout import Line
 from .numbers import count, percent, seconds
 
-__all__ = ["saved_lines"]
+__all__ = ["saved_lines", "tool_lines"]
+
+_FAILURES = ("malformed", "unknown_tool", "wrong_arguments", "denied", "raised", "timed_out")
 
 
 def saved_lines(figures: Mapping[str, Any]) -> list[Line]:
@@ -30,3 +32,9 @@ def saved_lines(figures: Mapping[str, Any]) -> list[Line]:
         Line("prompt tokens", count(figures["prompt_tokens"]), saved, aligned=True),
         Line("recomputed", count(figures["computed_tokens"]), " = " + " + ".join(causes), aligned=True),
     ]
+
+
+def tool_lines(calls: Mapping[str, int]) -> list[Line]:
+    """One line where calls of tools had errors for their results, none where all went well."""
+    failed = [f"{count(calls[failure])} {failure.replace('_', ' ')}" for failure in _FAILURES if calls[failure]]
+    return [Line("tool calls", count(calls["made"]), ": " + ", ".join(failed))] if failed else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from .figures import runtime_figures
 from .layout import Column, Line, Page, Table, as_html, as_text
-from .lines import saved_lines
+from .lines import saved_lines, tool_lines
 from .numbers import clean, count, memory, percent, seconds, span
 from .served import Moment, ServedBy
 
@@ -40,7 +40,9 @@ class Report:
         limit would have supplied as well; of_best is cached_tokens / best_tokens. seconds_lost is the evicted tokens
         times seconds_per_prompt_token, which was measured since the start. by_name has a row for each name,
         by_group the same with names added up that differ only by a last number; both begin with what cost most.
-        by_tag has a row for each tag, and a call in each of its tags' rows.
+        by_tag has a row for each tag, and a call in each of its tags' rows. tool_calls says how many calls of tools
+        replies made, and how many had an error for their result, by why (see ToolCallCounts); of raised and timed_out
+        tools a runtime hears where a session runs them.
         """
         return runtime_figures(self.served_by, self.now, self.since)
 
@@ -61,6 +63,7 @@ def _page(figures: Mapping[str, Any], *, part: bool) -> Page:
         who.append(f"the last {span(figures['interval'])}")
     much = f"{count(figures['calls'], 'call', 'calls')} · {count(figures['sessions'], 'session', 'sessions')}"
     lines = [*saved_lines(figures), *_run_again(figures), _pages(figures), *_evictions(figures["evictions"])]
+    lines += tool_lines(figures["tool_calls"])
     return Page(" · ".join(clean(each) for each in who if each), much, lines, _table(_rows(figures)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentkv.counters import Snapshot
+from agentkv.tool_calls import ToolCallCounts
 
 __all__ = ["Moment", "ServedBy"]
 
@@ -35,3 +36,5 @@ class Moment:
     """Sessions that were ever opened, forks among them."""
     at: float
     """By time.monotonic."""
+    tool_calls: ToolCallCounts = ToolCallCounts()  # noqa: RUF009  # frozen, and shared on purpose
+    """Calls of tools in all replies, and what became of those that sessions ran."""

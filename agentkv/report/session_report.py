@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentkv.tool_calls import ToolCallCounts
 from agentkv.usage import Usage
 
 from .figures import prompt_rates
 from .layout import Column, Line, Page, Table, as_html, as_text
-from .lines import saved_lines
+from .lines import saved_lines, tool_lines
 from .numbers import clean, count, percent, seconds
 
 __all__ = ["SessionReport", "report_of_usages"]
@@ -27,6 +28,7 @@ class SessionReport:
     title: str
     usages: tuple[Usage, ...]
     seconds_per_prompt_token: float | None = None
+    tool_calls: ToolCallCounts = ToolCallCounts()  # noqa: RUF009  # frozen, and shared on purpose
 
     def to_dict(self) -> dict[str, Any]:
         """The sum of the usages, its rates as in `Report.to_dict`, and under "by_call" the same for each call.
@@ -38,6 +40,7 @@ class SessionReport:
             "calls": len(self.usages),
             **self._figures(sum(self.usages, Usage())),
             "seconds_per_prompt_token": self.seconds_per_prompt_token,
+            "tool_calls": self.tool_calls.to_dict(),
             "by_call": [self._figures(usage) for usage in self.usages],
         }
 
@@ -58,14 +61,19 @@ class SessionReport:
 
 
 def report_of_usages(
-    title: str, usages: Sequence[Usage], *, seconds_per_prompt_token: float | None = None
+    title: str,
+    usages: Sequence[Usage],
+    *,
+    seconds_per_prompt_token: float | None = None,
+    tool_calls: ToolCallCounts | None = None,
 ) -> SessionReport:
     """A report of these calls, in this order. The usages of one call's n answers go in as their sum.
 
     seconds_per_prompt_token: what a computed prompt token costs, as a runtime's report tells it; without it the tokens
     that were evicted are told and the seconds lost to them are not.
+    tool_calls: those that the calls' replies made
     """
-    return SessionReport(title, tuple(usages), seconds_per_prompt_token)
+    return SessionReport(title, tuple(usages), seconds_per_prompt_token, tool_calls or ToolCallCounts())
 
 
 def _page(figures: Mapping[str, Any]) -> Page:
@@ -74,6 +82,7 @@ def _page(figures: Mapping[str, Any]) -> Page:
         lines.append(Line("  run again", count(figures["rerun_tokens"])))
     if figures["seam_tokens"]:
         lines.append(Line("  encoded again at ends of turns", count(figures["seam_tokens"])))
+    lines += tool_lines(figures["tool_calls"])
     much = f"{count(figures['calls'], 'call', 'calls')} · {seconds(figures['duration'])}"
     return Page(clean(figures["title"]), much, lines, _table(figures["by_call"]))
 

@@ -12,6 +12,7 @@ from agentkv.chat import Scribe
 from agentkv.namespaces import namespace_of
 from agentkv.report import ServedBy
 from agentkv.session import ProducedTurns, Question
+from agentkv.tool_calls import ToolCallTally
 from agentkv.tools import Tool
 
 from .prompt import PromptEncoder
@@ -49,6 +50,7 @@ class Opened:
     """As the runtime was given them; the pool has a default size where both are None."""
     script: Script | None = None
     produced: ProducedTurns = field(default_factory=ProducedTurns)
+    tool_calls: ToolCallTally = field(default_factory=ToolCallTally)
 
     def namespace(self, cache_salt: str | None) -> bytes:
         """What must be equal before two prompts may share pages."""

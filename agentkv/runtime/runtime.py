@@ -242,7 +242,8 @@ class Runtime:
             )
         snapshot = self._serving().snapshot
         assert snapshot is not None, "a started engine has a snapshot"
-        now = Moment(snapshot, sessions=self._num_sessions, at=time.monotonic())
+        calls = self._ready().tool_calls.counts
+        now = Moment(snapshot, sessions=self._num_sessions, at=time.monotonic(), tool_calls=calls)
         return Report(served_by, now, since.now if since is not None else None)
 
     def check(self) -> None:

@@ -74,7 +74,14 @@ class SessionRun(Hold):
 
     async def answer(self, calls: tuple[ToolCall, ...], on_result: Callable[[ToolResult], None]) -> list[ToolResult]:
         session = self._session
-        return await run_tool_calls(calls, session._tools, session._denied, on_result=on_result)
+
+        def told(result: ToolResult) -> None:
+            if result.counts.failed:
+                session._count_tool_calls(result.counts)
+                session._host.served_now().tool_calls.add(result.counts)
+            on_result(result)
+
+        return await run_tool_calls(calls, session._tools, session._denied, on_result=told)
 
     def keep(self, conversation: Conversation) -> None:
         self._session._conversation = conversation

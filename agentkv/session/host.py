@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agentkv.chat import Scribe
 from agentkv.sampling_params import SamplingParams
 from agentkv.streams import Submitted
+from agentkv.tool_calls import ToolCallTally
 from agentkv.tools import Tool
 
 from .produced import ProducedTurns
@@ -41,11 +42,14 @@ class Served(Protocol):
     def scribe(self) -> Scribe: ...
     @property
     def produced(self) -> ProducedTurns: ...
+    @property
+    def tool_calls(self) -> ToolCallTally:
+        """Of all replies, and of what became of the calls in them."""
 
     def forced_call(self, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask]:
         """Masks under which an answer is one call of one of these tools."""
 
-    def scripted(self, asked: Any) -> Callable[[int], TokenMask] | None:
+    def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
         """Masks of a scripted model, which says what its script wants; None for every other model."""
 
     def marker_tokens(self, kwargs: Mapping[str, Any]) -> Mapping[int, str]:

@@ -12,7 +12,7 @@ from agentkv.errors import StreamClosed
 from agentkv.events import StreamEvent, ToolResult
 from agentkv.reply import Reply
 from agentkv.streams import CallStream, Stream, check_timeout
-from agentkv.tool_calls import ToolCall
+from agentkv.tool_calls import ToolCall, ToolCallCounts
 from agentkv.usage import Usage
 
 from .turns import Answered, Conversation
@@ -34,6 +34,8 @@ class Run:
     """In the order of the calls."""
     usage: Usage
     """The sum over all turns."""
+    tool_calls: ToolCallCounts
+    """Of all turns: how many, and how many of them had an error for their result, by why."""
     stopped: Stopped
     """"answer": the last reply called no tool; "tool_calls": it called one that has no function to run; "length": it
     was cut at max_tokens; "max_turns": it would have gone on."""
@@ -189,7 +191,9 @@ class RunStream(Stream):
 
     def _end(self, stopped: Stopped) -> None:
         usage = sum((reply.usage for reply in self._replies), Usage())
-        self._run = Run(self._replies[-1], len(self._replies), tuple(self._results), usage, stopped)
+        calls = ToolCallCounts.of_calls(call for reply in self._replies for call in reply.tool_calls)
+        calls = sum((result.counts for result in self._results), calls)
+        self._run = Run(self._replies[-1], len(self._replies), tuple(self._results), usage, calls, stopped)
 
     async def _answer(self, calls: tuple[ToolCall, ...]) -> AsyncIterator[ToolResult]:
         """Each result as it comes; those of this turn are kept in the order of the calls."""

@@ -16,6 +16,7 @@ from agentkv.reply import Reply
 from agentkv.report import SessionReport, report_of_usages
 from agentkv.sampling_params import SamplingParams
 from agentkv.streams import CallStream
+from agentkv.tool_calls import ToolCallCounts
 from agentkv.tools import Tool
 from agentkv.usage import Usage
 
@@ -65,6 +66,7 @@ class Session:
         self._tools = {tool.name: tool for tool in options.tools}
         self._denied: dict[str, str] = {}
         self._usages: list[Usage] = []
+        self._tool_calls = ToolCallCounts()
         self._lock = threading.Lock()
         self._busy_since: float | None = None
         self._closed = False
@@ -147,9 +149,11 @@ class Session:
         return self._host.served_now().context_limit - len(self.token_ids)
 
     def report(self) -> SessionReport:
-        """What this session's calls asked, what was cached of it, and why the rest was not."""
+        """What this session's calls asked, what was cached of it, why the rest was not, and which tool calls failed."""
         seconds = self._host.seconds_per_prompt_token() if self._usages else None
-        return report_of_usages(self.name or "session", self._usages, seconds_per_prompt_token=seconds)
+        return report_of_usages(
+            self.name or "session", self._usages, seconds_per_prompt_token=seconds, tool_calls=self._tool_calls
+        )
 
     def count_tokens(self, content: Content) -> int:
         """Tokens that the next prompt would have with this content. Known once the runtime is started."""
@@ -392,6 +396,7 @@ class Session:
     def _note(self, answered: Answered) -> None:
         self._turns += 1
         self._usages.append(answered.reply.usage)
+        self._count_tool_calls(ToolCallCounts.of_calls(answered.reply.tool_calls))
         if answered.surplus_tokens > 0 and self._exact and not self._warned:
             self._warned = True
             _log.warning(
@@ -400,6 +405,9 @@ class Session:
                 self.name or "session",
                 answered.surplus_tokens,
             )
+
+    def _count_tool_calls(self, counts: ToolCallCounts) -> None:
+        self._tool_calls += counts
 
     def _root_name(self) -> str | None:
         root = self

@@ -15,6 +15,7 @@ from agentkv.events import TextDelta
 from agentkv.reply import Reply
 from agentkv.streams import Submitted
 from agentkv.streams.turn import Delta
+from agentkv.tool_calls import ToolCallCounts
 from agentkv.tools import Tool, check_call
 
 from .host import Host, Question, Served
@@ -109,7 +110,7 @@ class PlainTurn:
         return await self._host.submit(
             Question(
                 token_ids, params, seed, options.n, options.cache, options.cache_salt, options.name, options.tags,
-                make_mask=served.scripted(self._asked),
+                make_mask=served.scripted(self._asked, options.template_kwargs),
             )
         )  # fmt: skip
 
@@ -170,7 +171,7 @@ class ChatTurn:
             in_session=self._in_session,
         )
         traits = served.scribe.template.traits(options.template_kwargs)
-        masks = served.scripted(to_openai(self._before.messages))
+        masks = served.scripted(to_openai(self._before.messages), options.template_kwargs)
         if masks is None and options.forced_tools:
             masks = await asyncio.to_thread(served.forced_call, options.forced_tools, options.template_kwargs)
         reads_calls = bool(self._tools) and options.tool_choice != "none"
@@ -227,6 +228,7 @@ class ChatTurn:
             usage=replace(reply.usage, seam_tokens=prompt.seam_tokens),
         )
         if counts:
+            self._served.tool_calls.add(ToolCallCounts.of_calls(calls))
             after = self._before.then(*normalise([reply.message]))
             whole = reply.token_ids[: update.whole_tokens]
             ledger = self._served.scribe.after_reply(prompt, len(after.messages), whole, update.cut_text)

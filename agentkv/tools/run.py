@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from agentkv.events import ToolResult
-from agentkv.tool_calls import ToolCall
+from agentkv.tool_calls import ToolCall, ToolFailure
 from agentkv.tools.results import MAX_RESULT_CHARS, cut_in_the_middle, result_text
 from agentkv.tools.threads import ToolThreads, TooManyLeftBehind
 from agentkv.tools.tool import Tool
@@ -33,15 +33,21 @@ _threads = ToolThreads()
 class _Failed(Exception):
     """A call without a result; the text is what the model reads."""
 
+    def __init__(self, text: str, failure: ToolFailure = "raised") -> None:
+        super().__init__(text)
+        self.failure: ToolFailure = failure
+
 
 def check_call(call: ToolCall, tools: Mapping[str, Tool], denied: Mapping[str, str]) -> ToolCall:
-    """The call with `error` set where it cannot be run: malformed, unknown, denied, or with wrong arguments.
+    """The call with `error` and `failure` set where it cannot be run: malformed, unknown, denied, wrong arguments.
 
     tools    by name
     denied   reasons, by the tool's name
     """
-    error = _checked(call, tools, denied).error
-    return call if error == call.error else dataclasses.replace(call, error=error)
+    checked = _checked(call, tools, denied)
+    if (checked.error, checked.failure) == (call.error, call.failure):
+        return call
+    return dataclasses.replace(call, error=checked.error, failure=checked.failure)
 
 
 async def run_tool_calls(
@@ -87,16 +93,16 @@ async def run_tool_calls(
 
 def _checked(call: ToolCall, tools: Mapping[str, Tool], denied: Mapping[str, str]) -> Validated:
     if call.error is not None:
-        return Validated(error=call.error)
+        return Validated(error=call.error, failure=call.failure or "malformed")
     tool = tools.get(call.name)
     if tool is None:
-        return Validated(error=_unknown(call.name, tools))
+        return Validated(error=_unknown(call.name, tools), failure="unknown_tool")
     if call.name in denied:
-        return Validated(error=f"{call.name} may not be used: {denied[call.name]}")
+        return Validated(error=f"{call.name} may not be used: {denied[call.name]}", failure="denied")
     validated = validate(tool, call.arguments)
     if validated.error is None:
         return validated
-    return Validated(error=f"wrong arguments for {call.name}: {validated.error}")
+    return Validated(error=f"wrong arguments for {call.name}: {validated.error}", failure="wrong_arguments")
 
 
 def _unknown(name: str, tools: Mapping[str, Tool]) -> str:
@@ -112,17 +118,17 @@ def _unknown(name: str, tools: Mapping[str, Tool]) -> str:
 async def _result(call: ToolCall, validated: Validated, tools: Mapping[str, Tool], max_result_chars: int) -> ToolResult:
     """The call's result; raises only what is no fault of the tool: this task's cancelling, an interrupt."""
     started = time.perf_counter()
-    error = validated.error
+    error, reason = validated.error, validated.failure
     content = ""
     if validated.arguments is not None:
         try:
             content = await _within_time(tools[call.name], validated.arguments, max_result_chars)
         except _Failed as failure:
-            error = str(failure)
+            error, reason = str(failure), failure.failure
     if error is not None:
         error = cut_in_the_middle(result_text(error), max_result_chars)
         content = cut_in_the_middle(f"Error: {error}", max_result_chars)
-    return ToolResult(call, content, error, time.perf_counter() - started)
+    return ToolResult(call, content, error, time.perf_counter() - started, failure=reason)
 
 
 async def _within_time(tool: Tool, arguments: dict[str, Any], max_chars: int) -> str:
@@ -179,7 +185,7 @@ async def _in_thread(tool: Tool, work: Callable[[], Any], until: float | None) -
     try:
         await asyncio.wait({waiting}, timeout=_left(until))
         if not waiting.done():
-            raise _Failed(_too_late(tool))
+            raise _Failed(_too_late(tool), "timed_out")
         return _outcome(tool, waiting)
     finally:
         leave()
@@ -197,7 +203,7 @@ async def _as_coroutine(tool: Tool, coroutine: Coroutine[Any, Any, Any], until: 
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=_GRACE)
-        raise _Failed(_too_late(tool))
+        raise _Failed(_too_late(tool), "timed_out")
     return _outcome(tool, task)
 
 

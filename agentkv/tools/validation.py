@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentkv.tool_calls import ToolFailure
 from agentkv.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Validated:
 
     arguments: dict[str, Any] | None = None
     error: str | None = None
+    failure: ToolFailure | None = None
+    """Which kind of error it is; set where a call is checked."""
 
 
 def validate(tool: Tool, arguments: dict[str, Any]) -> Validated:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from agentkv.counters import EngineCounters, NameCounters, Snapshot
 from agentkv.report import Moment, Report, ServedBy, report_of_usages
+from agentkv.tool_calls import ToolCallCounts
 from agentkv.usage import MISS_CAUSES, Usage, no_misses
 from support.report_texts import check_session_text, check_text
 
@@ -29,7 +30,7 @@ def row(calls: int, cached: int, *misses: int, output: int = 0) -> NameCounters:
 
 def moment(
     rows: Mapping[str, NameCounters], *, at: float = 352.4, sessions: int = 9, evicted: Mapping[str, int] | None = None,
-    pages: tuple[int, int, int, int] = (1204, 2840, 51, 0), **counters: Any,
+    pages: tuple[int, int, int, int] = (1204, 2840, 51, 0), tool_calls: ToolCallCounts | None = None, **counters: Any,
 ) -> Moment:  # fmt: skip
     """What a runtime that served these rows would have counted."""
     total = NameCounters()
@@ -42,7 +43,8 @@ def moment(
     states = dict(zip(("free", "cached", "in_use", "pinned"), pages, strict=True))
     evicted = evicted or {}
     page_counts = {"total": sum(pages), **states, "peak": 0, "evicted": sum(evicted.values())}
-    return Moment(Snapshot(counted.copied(), page_counts, 0, 0, rows, evicted), sessions, at)
+    snapshot = Snapshot(counted.copied(), page_counts, 0, 0, rows, evicted)
+    return Moment(snapshot, sessions, at, tool_calls or ToolCallCounts())
 
 
 ROWS = {
@@ -82,6 +84,7 @@ counts = st.integers(0, 3_000_000)
 names = st.text("abz", min_size=1, max_size=3) | st.builds(
     "{}{}{}".format, st.text("ab", min_size=1, max_size=2), st.sampled_from("-/"), st.integers(0, 30)
 )
+tool_calls = st.builds(ToolCallCounts, *[st.integers(0, 3_000)] * 7)
 rows_of_names = st.dictionaries(
     names, st.builds(lambda calls, *rest: row(calls, *rest), st.integers(1, 5_000), *[counts] * 6), max_size=40
 )
@@ -97,14 +100,16 @@ rows_of_names = st.dictionaries(
     up=st.floats(0, 1e7),
     sessions=counts,
     pool_bytes=st.integers(1, 2**44),
+    calls=tool_calls,
 )
 def test_the_text_of_any_report_reads_back_to_its_figures(
     rows: dict[str, NameCounters], evicted: dict[str, int], seconds: float, positions: int, again: tuple[int, int],
-    pages: tuple[int, int, int, int], up: float, sessions: int, pool_bytes: int,
+    pages: tuple[int, int, int, int], up: float, sessions: int, pool_bytes: int, calls: ToolCallCounts,
 ) -> None:  # fmt: skip
     now = moment(
         rows, at=100.0 + up, sessions=sessions, evicted=evicted, pages=pages, rerun_positions=sum(again),
         rerun_after_preemption=again[0], prompt_positions=positions, prompt_seconds=seconds if positions else 0.0,
+        tool_calls=calls,
     )  # fmt: skip
     report = Report(replace(SERVED_BY, pool_bytes=pool_bytes), now)
     figures = report.to_dict()
@@ -234,9 +239,11 @@ def usages(draw: st.DrawFn) -> Usage:
     )
 
 
-@given(st.lists(usages(), max_size=25), st.none() | st.floats(0, 1))
-def test_the_text_of_a_session_reads_back_to_its_figures(calls: list[Usage], each: float | None) -> None:
-    report = report_of_usages("planner", calls, seconds_per_prompt_token=each)
+@given(st.lists(usages(), max_size=25), st.none() | st.floats(0, 1), tool_calls)
+def test_the_text_of_a_session_reads_back_to_its_figures(
+    calls: list[Usage], each: float | None, made: ToolCallCounts
+) -> None:
+    report = report_of_usages("planner", calls, seconds_per_prompt_token=each, tool_calls=made)
     figures = report.to_dict()
     check_session_text(str(report), figures)
     assert json.loads(report.to_json()) == figures

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from agentkv import Run, Runtime, Session, Tool
+from agentkv import Run, Runtime, Session, Tool, ToolCallCounts
 from agentkv.testing import Answer, ScriptedModel, scripted
+from agentkv.tools import as_tool
 from support.families import WITHOUT_TOOLS, families, in_words, served, turned
 
 Family = Callable[..., ScriptedModel]
@@ -55,11 +57,23 @@ def check_history_is_whole(runtime: Runtime, session: Session, run: Run) -> None
     assert turned(run.reply) == session.token_ids[-len(turned(run.reply)) :]
 
 
-async def run_script(model: ScriptedModel) -> tuple[Session, Run]:
+def check_counted(runtime: Runtime, session: Session, run: Run, **failures: int) -> None:
+    """One call was made; run, session and runtime say alike what became of it."""
+    counts = {**ToolCallCounts(made=1).to_dict(), **failures}
+    assert run.tool_calls.to_dict() == counts
+    assert session.report().to_dict()["tool_calls"] == counts
+    assert runtime.report().to_dict()["tool_calls"] == counts
+    for report in (session.report(), runtime.report()):
+        told = [line for line in str(report).split("\n") if line.startswith("tool calls")]
+        assert told == [f"tool calls 1: 1 {name.replace('_', ' ')}" for name in failures]
+
+
+async def run_script(model: ScriptedModel, **failures: int) -> tuple[Session, Run]:
     async with served(model) as runtime:
         session = runtime.session("Be brief.", tools=TOOLS, name="worker")
         run = await session.run("Do it.")
         check_history_is_whole(runtime, session, run)
+        check_counted(runtime, session, run, **failures)
         return session, run
 
 
@@ -93,7 +107,7 @@ async def test_calls_made_side_by_side_run_at_once_and_answer_in_their_order(fam
 @families
 async def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted(family: Family) -> None:
     model = family(['<tool_call>\n{"name": "add", "arguments": {"a": 1,\n</tool_call>', "I am sorry."])
-    _, run = await run_script(model)
+    _, run = await run_script(model, malformed=1)
     (result,) = run.tool_results
     assert result.error is not None
     assert result.call.error is not None
@@ -104,7 +118,7 @@ async def test_a_malformed_call_is_answered_with_what_is_wrong_and_counted(famil
 
 @families
 async def test_a_call_of_a_tool_that_is_not_there_is_answered_with_those_that_are(family: Family) -> None:
-    _, run = await run_script(family([in_words("ad", a=1, b=2), "I see."]))
+    _, run = await run_script(family([in_words("ad", a=1, b=2), "I see."]), unknown_tool=1)
     (result,) = run.tool_results
     assert result.error is not None
     assert "no tool 'ad'" in result.error
@@ -113,7 +127,7 @@ async def test_a_call_of_a_tool_that_is_not_there_is_answered_with_those_that_ar
 
 @families
 async def test_arguments_of_the_wrong_type_are_answered_by_name_and_nothing_runs(family: Family) -> None:
-    _, run = await run_script(family([in_words("add", a="many", b=2), "I see."]))
+    _, run = await run_script(family([in_words("add", a="many", b=2), "I see."]), wrong_arguments=1)
     (result,) = run.tool_results
     assert result.error is not None
     assert "wrong arguments for add" in result.error
@@ -122,7 +136,7 @@ async def test_arguments_of_the_wrong_type_are_answered_by_name_and_nothing_runs
 
 @families
 async def test_what_a_tool_raises_is_read_by_the_model_and_the_run_goes_on(family: Family) -> None:
-    _, run = await run_script(family([in_words("broken", path="/x"), "Not there."]))
+    _, run = await run_script(family([in_words("broken", path="/x"), "Not there."]), raised=1)
     (result,) = run.tool_results
     assert result.error == "broken raised FileNotFoundError: no file /x"
     assert run.stopped == "answer"
@@ -138,10 +152,37 @@ async def test_a_denied_tool_is_answered_with_the_reason_and_no_token_of_the_pro
         assert session.token_ids == before
         run = await session.run()
         assert run.tool_results[0].error == "add may not be used: the office is closed"
+        check_counted(runtime, session, run, denied=1)
         session.allow(add)
         run = await session.run("Again.")
         assert run.tool_results[0].content == "3"
         assert session.token_ids[: len(before)] == before
+
+
+async def test_a_tool_that_is_not_done_in_its_time_is_given_up_and_counted() -> None:
+    async def forever() -> str:
+        """Never return."""
+        await asyncio.Event().wait()
+        return ""
+
+    async with served(scripted([in_words("forever"), "Never mind."])) as runtime:
+        session = runtime.session(tools=[dataclasses.replace(as_tool(forever), timeout=0.001)], name="worker")
+        run = await session.run("Do it.")
+        check_counted(runtime, session, run, timed_out=1)
+
+
+async def test_calls_of_stateless_replies_are_counted_and_a_report_since_another_tells_what_came_after_it() -> None:
+    replies = [in_words("ad", a=1, b=2), in_words("add", a="many", b=2), in_words("add", a=1, b=2), "Done."]
+    async with served(scripted(replies)) as runtime:
+        reports = []
+        for number in range(len(replies)):
+            reports.append(runtime.report())
+            await runtime.generate([{"role": "user", "content": str(number)}], tools=TOOLS)
+        counted = ToolCallCounts(made=3, unknown_tool=1, wrong_arguments=1)
+        assert runtime.report().to_dict()["tool_calls"] == counted.to_dict()
+        assert counted.failed == 2
+        later = runtime.report(since=reports[1]).to_dict()["tool_calls"]
+        assert later == ToolCallCounts(made=2, wrong_arguments=1).to_dict()
 
 
 @families

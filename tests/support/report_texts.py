@@ -48,6 +48,7 @@ def check_text(text: str, figures: Mapping[str, Any]) -> None:
     scale = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match[8]]
     assert abs(float(match[7].replace(",", "")) - figures["pool"]["bytes"] / scale) <= 0.051
     rest = _check_evictions(rest, figures["evictions"])
+    rest = _check_tool_calls(rest, figures["tool_calls"])
     _check_table(rest, figures["by_group"])
 
 
@@ -63,6 +64,7 @@ def check_session_text(text: str, figures: Mapping[str, Any]) -> None:
         assert rest.pop(0) == f"  run again {figures['rerun_tokens']:,}"
     if figures["seam_tokens"]:
         assert rest.pop(0) == f"  encoded again at ends of turns {figures['seam_tokens']:,}"
+    rest = _check_tool_calls(rest, figures["tool_calls"])
     if not figures["by_call"]:
         assert rest == []
         return
@@ -132,6 +134,16 @@ def _check_evictions(lines: list[str], evictions: Mapping[str, Any]) -> list[str
     if len(groups) > 8:
         assert told.pop() == f"… and {len(groups) - 8:,} more"
     assert told == [f"{pages:,} for {name}" for name, pages in groups[:8]]
+    return lines[1:]
+
+
+def _check_tool_calls(lines: list[str], calls: Mapping[str, int]) -> list[str]:
+    failed = {name: number for name, number in calls.items() if name != "made" and number}
+    if not failed:
+        assert not any(line.startswith("tool calls") for line in lines)
+        return lines
+    told = [f"{number:,} {name.replace('_', ' ')}" for name, number in failed.items()]
+    assert lines[0] == f"tool calls {calls['made']:,}: {', '.join(told)}"
     return lines[1:]
 
 
