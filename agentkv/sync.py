@@ -7,77 +7,36 @@
         print(session.ask("Plan the refactor.").text)
 
 One event loop on one thread of its own serves each Runtime, so it works inside a running loop too, as notebooks have
-one. Calls from several threads are answered side by side. Ctrl-C cancels the call that is waited for.
+one. Calls from several threads are answered side by side. Ctrl-C cancels the call that is waited for, and comes through
+once nothing of it runs any more.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, Self, TypeVar, overload
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, overload
 
-from agentkv.errors import EngineFailed, RuntimeClosed
+from agentkv.errors import RuntimeClosed
 from agentkv.events import StreamEvent, TextDelta
+from agentkv.loop_thread import LoopThread
 from agentkv.reply import Reply
-from agentkv.report import Report
+from agentkv.report import Report, SessionReport
 from agentkv.runtime import Runtime as AsyncRuntime
+from agentkv.runtime.prompt import Prompt
 from agentkv.session import Content, Mark, Run, RunStream
 from agentkv.session import Session as AsyncSession
 from agentkv.streams import Stream as AsyncStream
+from agentkv.tools import Tool
 from agentkv.usage import Usage
 
 __all__ = ["Runtime", "Session", "Stream"]
-
-_T = TypeVar("_T")
-
-
-class _Loop:
-    """An event loop on a daemon thread, which ends with the runtime."""
-
-    def __init__(self) -> None:
-        self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="agentkv-loop", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for it; whatever interrupts the wait cancels it."""
-        if self._process != os.getpid():
-            work.close()
-            raise EngineFailed("this Runtime was opened in another process; open one after the fork")
-        if self._loop.is_closed():
-            work.close()
-            raise RuntimeClosed("this Runtime is closed; open a new one")
-        future: Future[_T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            if not future.done():
-                future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Twice is harmless."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
 
 
 class Stream:
     """As `agentkv.Stream`: an iterator of events, and a context manager; leaving its block early aborts the call."""
 
-    def __init__(self, loop: _Loop, stream: AsyncStream) -> None:
+    def __init__(self, loop: LoopThread, stream: AsyncStream) -> None:
         self._loop = loop
         self._stream = stream
 
@@ -121,16 +80,14 @@ class Stream:
 class Session:
     """As `agentkv.Session`, which says what each name does."""
 
-    def __init__(self, loop: _Loop, session: AsyncSession) -> None:
+    def __init__(self, loop: LoopThread, session: AsyncSession) -> None:
         self._loop = loop
         self._session = session
 
-    def __getattr__(self, name: str) -> Any:
-        # What is a plain call or value there is the same here.
-        if name in ("append", "mark", "deny", "allow", "count_tokens", "context_left", "messages", "token_ids",
-                    "tools", "system", "usage", "report", "name", "busy"):  # fmt: skip
-            return getattr(self._session, name)
-        raise AttributeError(f"a Session has no {name!r}")
+    @property
+    def name(self) -> str | None:
+        """Who speaks."""
+        return self._session.name
 
     @property
     def parent(self) -> Session | None:
@@ -138,25 +95,109 @@ class Session:
         parent = self._session.parent
         return Session(self._loop, parent) if parent is not None else None
 
-    def ask(self, content: Content = None, **options: Any) -> Reply:
+    @property
+    def busy(self) -> bool:
+        """Whether a call is being answered."""
+        return self._session.busy
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation in OpenAI's shape."""
+        return self._session.messages
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids of all of it."""
+        return self._session.token_ids
+
+    @property
+    def system(self) -> str | None:
+        """The system text; to set it raises, and says what to do instead."""
+        return self._session.system
+
+    @system.setter
+    def system(self, text: object) -> None:
+        self._session.system = text
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """In canonical order; to set them raises, and says what to do instead."""
+        return self._session.tools
+
+    @tools.setter
+    def tools(self, tools: object) -> None:
+        self._session.tools = tools
+
+    @property
+    def usage(self) -> Usage:
+        """The sum over this session's own calls."""
+        return self._session.usage
+
+    @property
+    def context_left(self) -> int:
+        """Tokens of the context that are not taken."""
+        return self._session.context_left
+
+    def report(self) -> SessionReport:
+        """What this session's calls asked, what was cached of it, and why the rest was not."""
+        return self._session.report()
+
+    def count_tokens(self, content: Content) -> int:
+        """Tokens that the next prompt would have with this content."""
+        return self._session.count_tokens(content)
+
+    def ask(
+        self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
+    ) -> Reply:
         """The model's next reply."""
-        return self._loop.run(self._session.ask(content, **options))
+        return self._loop.run(self._session.ask(content, timeout=timeout, tool_choice=tool_choice, **sampling))
 
-    def stream(self, content: Content = None, **options: Any) -> Stream:
+    def stream(
+        self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
+    ) -> Stream:
         """As `ask`, as a stream of events."""
-        return Stream(self._loop, self._session.stream(content, **options))
+        return Stream(self._loop, self._session.stream(content, timeout=timeout, tool_choice=tool_choice, **sampling))
 
-    def run(self, task: Content = None, **options: Any) -> Run:
+    def run(
+        self,
+        task: Content = None,
+        *,
+        max_turns: int = 16,
+        timeout: float | None = None,
+        tool_choice: str | None = None,
+        **sampling: Any,
+    ) -> Run:
         """Answer, run the tools that were called, answer again."""
-        return self._loop.run(self._session.run(task, **options))
+        return self._loop.run(
+            self._session.run(task, max_turns=max_turns, timeout=timeout, tool_choice=tool_choice, **sampling)
+        )
 
-    def run_stream(self, task: Content = None, **options: Any) -> Stream:
+    def run_stream(
+        self,
+        task: Content = None,
+        *,
+        max_turns: int = 16,
+        timeout: float | None = None,
+        tool_choice: str | None = None,
+        **sampling: Any,
+    ) -> Stream:
         """As `run`, as a stream of events."""
-        return Stream(self._loop, self._session.run_stream(task, **options))
+        return Stream(
+            self._loop,
+            self._session.run_stream(task, max_turns=max_turns, timeout=timeout, tool_choice=tool_choice, **sampling),
+        )
 
     def prefill(self) -> Usage:
         """Compute what is there."""
         return self._loop.run(self._session.prefill())
+
+    def append(self, *messages: Content) -> None:
+        """Add messages without asking."""
+        self._session.append(*messages)
+
+    def mark(self) -> Mark:
+        """This place."""
+        return self._session.mark()
 
     def rollback(self, mark: Mark) -> None:
         """Go back to a mark."""
@@ -174,6 +215,14 @@ class Session:
             return Session(self._loop, self._session.fork())
         return [Session(self._loop, fork) for fork in self._session.fork(n)]
 
+    def deny(self, tool: str | Tool, reason: str) -> None:
+        """Answer this tool's calls with the reason instead of running it."""
+        self._session.deny(tool, reason)
+
+    def allow(self, tool: str | Tool) -> None:
+        """Run a denied tool again."""
+        self._session.allow(tool)
+
     def close(self) -> None:
         """Further calls raise SessionClosed."""
         self._loop.run(self._session.close())
@@ -190,17 +239,19 @@ class Runtime:
 
     def __init__(self, model: Any, **options: Any) -> None:
         self._runtime = AsyncRuntime(model, **options)
-        self._loop = _Loop()
+        self._loop = LoopThread()
 
     def start(self) -> None:
         """Load the model."""
         self._loop.run(self._runtime.start())
 
     def close(self) -> None:
-        """End the engine, and the loop with it. Twice is harmless."""
-        if not self._loop._loop.is_closed():
-            self._loop.run(self._runtime.close())
-            self._loop.close()
+        """End the engine, and the loop with it: calls of other threads raise RuntimeClosed. Twice is harmless."""
+        if not self._loop.closed:
+            # Of two threads that close at once the second finds it closed.
+            with contextlib.suppress(RuntimeClosed):
+                self._loop.run(self._runtime.close())
+        self._loop.close()
 
     def __enter__(self) -> Self:
         try:
@@ -227,6 +278,11 @@ class Runtime:
         """Tokens of prompt and answer together."""
         return self._runtime.context_limit
 
+    @property
+    def ready_seconds(self) -> float:
+        """How long opening took."""
+        return self._runtime.ready_seconds
+
     def count_tokens(self, prompt: Any, *, tools: Sequence[Any] = ()) -> int:
         """Tokens of a prompt as `generate` would send it."""
         return self._runtime.count_tokens(prompt, tools=tools)
@@ -239,17 +295,38 @@ class Runtime:
         """Prove the books by a full recount."""
         self._runtime.check()
 
-    def generate(self, prompt: Any, **options: Any) -> Reply | list[Reply]:
-        """Continue a prompt."""
-        replies: Reply | list[Reply] = self._loop.run(self._runtime.generate(prompt, **options))
-        return replies
+    @overload
+    def generate(self, prompt: Prompt, *, n: Literal[1] = 1, **options: Any) -> Reply: ...
 
-    def stream(self, prompt: Any, **options: Any) -> Stream:
+    @overload
+    def generate(self, prompt: Prompt, *, n: int, **options: Any) -> Reply | list[Reply]: ...
+
+    def generate(self, prompt: Prompt, *, n: int = 1, **options: Any) -> Reply | list[Reply]:
+        """Continue a prompt; options as of `agentkv.Runtime.generate`. n > 1 gives a list of replies."""
+        return self._loop.run(self._runtime.generate(prompt, n=n, **options))
+
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
         """As `generate`, as a stream of events."""
         return Stream(self._loop, self._runtime.stream(prompt, **options))
 
     def session(
-        self, system: str | None = None, *, messages: Sequence[Any] = (), tools: Sequence[Any] = (), **options: Any
+        self,
+        system: str | None = None,
+        *,
+        messages: Sequence[Any] = (),
+        tools: Sequence[Any] = (),
+        tool_choice: str = "auto",
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        history: Literal["exact", "template"] = "exact",
+        cache: bool = True,
+        cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Any,
     ) -> Session:
         """A conversation; see `agentkv.Runtime.session`."""
-        return Session(self._loop, self._runtime.session(system, messages=messages, tools=tools, **options))
+        session = self._runtime.session(
+            system, messages=messages, tools=tools, tool_choice=tool_choice, name=name, tags=tags, history=history,
+            cache=cache, cache_salt=cache_salt, chat_template_kwargs=chat_template_kwargs, **sampling,
+        )  # fmt: skip
+        return Session(self._loop, session)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import re
+import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -85,10 +90,145 @@ def test_what_a_call_raises_is_raised_here_and_a_closed_runtime_says_so() -> Non
     assert not any(thread.name == "agentkv-loop" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("name", ["Runtime", "Session", "Stream"])
-def test_every_public_name_is_there_too(name: str) -> None:
-    asynchronous, without_await = getattr(agentkv, name), getattr(agentkv.sync, name)
-    names = [part for part, _ in inspect.getmembers(asynchronous) if not part.startswith("_")]
-    inner = {"serve", "served_now", "submit", "seed_of", "supersede", "ready_seconds", "seconds_per_prompt_token"}
-    source = inspect.getsource(without_await)
-    assert [part for part in names if part not in inner and f"{part}" not in source] == []
+INNER = {"serve", "served_now", "submit", "seed_of", "supersede", "seconds_per_prompt_token", "session_opened"}
+"""What a Runtime is to its sessions."""
+
+
+def public_names(asynchronous: type) -> list[str]:
+    return [name for name in dir(asynchronous) if not name.startswith("_") and name not in INNER]
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("kind", ["Runtime", "Session", "Stream", "RunStream"])
+def test_every_public_name_is_there_on_a_live_object_and_takes_the_same_arguments(kind: str) -> None:
+    asynchronous: type = agentkv.session.RunStream if kind == "RunStream" else getattr(agentkv, kind)
+    with agentkv.sync.Runtime(scripted([]), **OPTIONS) as runtime:
+        session = runtime.session("Be brief.", tools=[add])
+        live = {
+            "Runtime": runtime,
+            "Session": session,
+            "Stream": session.stream("Hi"),
+            "RunStream": session.run_stream("Hi"),
+        }[kind]
+        for name in public_names(asynchronous):
+            here, there = getattr(live, name), inspect.getattr_static(asynchronous, name)
+            if isinstance(there, property):
+                assert isinstance(inspect.getattr_static(type(live), name), property)
+            elif name not in ("generate", "stream") or kind == "Session":
+                assert ["self", *parameters(here)] == parameters(there), name
+
+
+@pytest.mark.parametrize("name", ["system", "tools"])
+def test_what_cannot_be_set_raises_the_same_advice(name: str) -> None:
+    with agentkv.sync.Runtime(scripted([]), **OPTIONS) as runtime:
+        session = runtime.session("Be brief.", tools=[add])
+        before = getattr(session, name)
+        with pytest.raises(AttributeError) as advice:
+            setattr(runtime._runtime.session(), name, None)
+        with pytest.raises(AttributeError, match=re.escape(str(advice.value))):
+            setattr(session, name, None)
+        assert getattr(session, name) == before
+
+
+def test_a_thread_that_waits_for_a_tool_is_told_when_another_one_closes() -> None:
+    waiting, told = threading.Event(), []
+
+    async def wait() -> str:
+        """Wait for ever."""
+        waiting.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    runtime = agentkv.sync.Runtime(
+        scripted(['<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>']), **OPTIONS
+    )
+    runtime.start()
+    session = runtime.session(tools=[wait])
+
+    def ask() -> None:
+        with pytest.raises(RuntimeClosed) as raised:
+            session.run("Wait.")
+        told.append(raised)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert waiting.wait(60)
+    runtime.close()
+    thread.join(60)
+    assert len(told) == 1
+    assert not session.busy
+
+
+def test_a_call_made_while_another_thread_closes_is_answered_or_told() -> None:
+    for _ in range(5):
+        runtime = agentkv.sync.Runtime(scripted(lambda asked: "Here."), **OPTIONS)
+        runtime.start()
+        ended = []
+
+        def ask(runtime: agentkv.sync.Runtime = runtime, ended: list[bool] = ended) -> None:
+            session = runtime.session()
+            while True:
+                try:
+                    session.ask("Where?")
+                except RuntimeClosed:
+                    ended.append(True)
+                    return
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        runtime.close()
+        for thread in threads:
+            thread.join(60)
+        assert ended == [True] * 3
+
+
+def test_after_ctrl_c_nothing_of_the_call_runs_and_the_session_is_free() -> None:
+    ended = []
+
+    async def interrupt() -> str:
+        """Press Ctrl-C, and take a while to end."""
+        try:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            ended.append(True)
+        return "never"
+
+    call = '<tool_call>\n{"name": "interrupt", "arguments": {}}\n</tool_call>'
+    with agentkv.sync.Runtime(scripted([call, "Well."]), **OPTIONS) as runtime:
+        session = runtime.session(tools=[interrupt])
+        with pytest.raises(KeyboardInterrupt):
+            session.run("Interrupt.")
+        assert ended == [True]
+        assert not session.busy
+        assert session.ask("And now?").text == "Well."
+
+
+def test_a_runtime_that_nobody_holds_any_more_ends_its_loop_and_its_thread() -> None:
+    runtime = agentkv.sync.Runtime(scripted(["Here."]))
+    runtime.start()
+    assert runtime.session().ask("Where?").text == "Here."
+    threads = [runtime._loop._thread]
+    loop = runtime._loop._loop
+    del runtime
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert loop.is_closed()
+
+
+def test_a_coroutine_tool_that_would_wait_for_its_own_loop_is_told_so() -> None:
+    async def nested() -> str:
+        """Ask from inside."""
+        return runtime.session().ask("Inside?").text
+
+    call = '<tool_call>\n{"name": "nested", "arguments": {}}\n</tool_call>'
+    with agentkv.sync.Runtime(scripted([call, "Well."]), **OPTIONS) as runtime:
+        (result,) = runtime.session(tools=[nested]).run("Go.").tool_results
+        assert "runs on the Runtime's own loop" in result.content
