@@ -28,8 +28,8 @@ class Usage:
 
     The prompt's figures are fixed when the call is first admitted; positions that run a second time, because the call
     was preempted or because a further one of n answers could not find them cached, are `rerun_tokens` and touch
-    nothing else. With n > 1 the prompt is counted in the first reply
-    alone, so that the sum over replies is what the call cost.
+    nothing else. With n > 1 the prompt is counted in the first reply alone, so that the sum over replies is what the
+    call cost.
     """
 
     prompt_tokens: int = 0

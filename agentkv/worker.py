@@ -142,7 +142,7 @@ class Worker:
         return answer
 
     def tell(self, order: Callable[[Engine], object]) -> None:
-        """As ask, where nobody waits for the answer: a fault is logged, and nothing is done once the thread has ended."""
+        """As ask, where nobody waits for the answer: a fault is logged. After the thread has ended, nothing happens."""
 
         def run(engine: Engine) -> None:
             try:

@@ -108,7 +108,8 @@ class PrefixCache:
             try:
                 self._listener.on_event(event)
             except (Exception, CancelledError):
-                # The tree is in the middle of a change, which must not be left half done for somebody's report.
+                # The tree is in the middle of a change, which must not be left half done for somebody's report. A
+                # CancelledError, which is no Exception, comes from futures that a listener asks, and cancels nobody.
                 _log.exception("the listener raised on a %s event; it is not called any more", event.kind)
                 self._listener = None
 

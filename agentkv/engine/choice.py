@@ -31,7 +31,7 @@ class Choice:
     def take(self, token_id: int, logprobs: TokenLogprobs | None, now: float) -> TokensAdded:
         """The next token, sampled at `now`; afterwards `finish_reason` says whether the answer has ended.
 
-        What may raise comes first, so that a token that raises was not taken.
+        What raises ends the call: no token is told of which the tokenizer could not make text.
         """
         call, text = self._call, ""
         ends = token_id in call.end_token_ids

@@ -186,7 +186,9 @@ class Engine:
             self._note_prompt_positions(chunks, seconds)
             return rows
         for chunk in chunks:
-            rows |= self._forward([chunk], updates)
+            # A call that has just failed by another of its requests has nobody to run this one for.
+            if chunk.request_id in self._owner:
+                rows |= self._forward([chunk], updates)
         return rows
 
     def _note_prompt_positions(self, chunks: Sequence[Chunk], seconds: float) -> None:
@@ -218,7 +220,8 @@ class Engine:
         """Hand what ran to the cache; (request id, logits [vocab]) wherever a token is to be sampled."""
         ready = []
         for chunk in chunks:
-            if chunk.request_id not in rows:
+            # It failed in the forward, or its call has failed by another of its requests in this step.
+            if chunk.request_id not in rows or chunk.request_id not in self._owner:
                 continue
             try:
                 request = self.scheduler.get(chunk.request_id)
@@ -264,7 +267,7 @@ class Engine:
                 rows.append(row)
         if not drawing:
             return
-        sampled = self._draw(torch.stack(rows), [choice.sampling for _, choice in drawing])
+        sampled = self._draw(rows, [choice.sampling for _, choice in drawing])
         now = self._clock()
         parents: list[Live] = []
         for index, (live, choice) in enumerate(drawing):
@@ -299,15 +302,16 @@ class Engine:
             except Exception as error:
                 self._fail(live, error, updates)
 
-    def _draw(self, logits: Tensor, states: list[Any]) -> Sampled:
+    def _draw(self, rows: Sequence[Tensor], states: list[Any]) -> Sampled:
+        """Sample one token behind each of the rows [vocab]."""
         try:
-            return sample(logits, states)
+            return sample(torch.stack(list(rows)), states)
         except Exception:
             # One row's fault must not end the others: draw them one by one, and keep each one's own error.
             merged = Sampled([], [], {})
-            for row, state in enumerate(states):
+            for row, (logits, state) in enumerate(zip(rows, states, strict=True)):
                 try:
-                    one = sample(logits[row : row + 1], [state])
+                    one = sample(logits.unsqueeze(0), [state])
                     merged.token_ids.append(one.token_ids[0])
                     merged.logprobs.append(one.logprobs[0])
                     if 0 in one.failures:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -13,6 +15,8 @@ import transformers
 from agentkv.version import __version__
 
 __all__ = ["Verdicts"]
+
+_log = logging.getLogger("agentkv")
 
 
 class Verdicts:
@@ -37,14 +41,18 @@ class Verdicts:
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         }
+        temporary: str | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self._folder)
             with os.fdopen(handle, "w") as file:
                 json.dump(note, file)
             os.replace(temporary, self._path(fingerprint))
-        except OSError:
-            return
+        except OSError as error:
+            _log.info("the verdict on %s was not kept, and is found again at the next start: %s", model, error)
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
 
     def _path(self, fingerprint: bytes) -> Path:
         versions = f"{__version__}-{transformers.__version__}-{torch.__version__}"

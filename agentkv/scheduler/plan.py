@@ -50,8 +50,3 @@ class Plan:
     chunks: tuple[Chunk, ...] = ()
     preempted: tuple[int, ...] = ()
     refused: tuple[Refusal, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Token positions that this step runs through the model."""
-        return sum(len(chunk.token_ids) for chunk in self.chunks)

@@ -251,9 +251,11 @@ class Scheduler:
         # The oldest were measured for this plan, but what was admitted since may have evicted some of it.
         self._measure(request)
         end = 4 * (request.num_resident_tokens + self.cache.page_size)
-        return end <= len(request.packed) and any(
-            4 * leader.num_computed_tokens < end and _supplies(leader, request, request.packed[:end])
-            for leader in self._running
+        if end > len(request.packed):
+            return False
+        head = request.packed[:end]
+        return any(
+            4 * leader.num_computed_tokens < end and _supplies(leader, request, head) for leader in self._running
         )
 
     def _ahead_of_group(self, requests: Sequence[Request]) -> Sequence[Request]:

@@ -150,8 +150,7 @@ def _decode_group(metadata: AttentionMetadata, kind: LayerKind, group: list[int]
     keys = pages * kind.page_size
     first = torch.tensor([_first_page(metadata, kind, i) for i in group], device=device)
     length = torch.tensor([metadata.seq_lens[i] for i in group], device=device)
-    # Behind a sequence's last page the table is read at its last column: whatever stands there is hidden
-    # below.
+    # Behind a sequence's last page the table is read at its last column: whatever stands there is hidden below.
     columns = first[:, None] + torch.arange(pages, device=device)
     columns.clamp_(max=metadata.page_table.shape[1] - 1)
     table = metadata.page_table[torch.tensor(group, device=device)]

@@ -14,13 +14,11 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """A zeroed tensor; on a CPU its memory is taken only as it is first touched.
 
     torch.zeros writes the zeros: 4 GiB take seconds, and are resident whether or not pages are ever used. An
-    anonymous private mapping is zero by the kernel's promise and costs microseconds. The tensor owns the
-    mapping.
+    anonymous private mapping is zero by the kernel's promise and costs microseconds. The tensor owns the mapping.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
-        # A store outlives the inference mode it may be made in, and inference tensors cannot be written
-        # outside.
+        # A store outlives the inference mode it may be made in, and inference tensors cannot be written outside.
         with torch.inference_mode(False):
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)

@@ -22,9 +22,10 @@ class Event:
     parent_hash  chained hash of the page before the run (the root's hash where start is 0)
     start        index of the run's first token
     token_ids    packed, 4 bytes a token
-    page_ids, page_hashes   one each for every page of the run, in order
-    cause        stored: extend, insert, tail; hit: lock, copy; evicted: pressure, covered; split: what asked
-    for it owner        name of the call that did it, or None
+    page_ids     one for every page of the run, in order; page_hashes likewise
+    cause        stored: extend, insert, tail; hit: lock, copy; evicted: pressure, covered; split: what
+                 asked for it
+    owner        name of the call that did it, or None
     reach        the furthest token end that any path through the run's node ever had
     """
 

@@ -1,7 +1,7 @@
 """Chained page hashes: a page's hash names its tokens and all that stand before them, the namespace included.
 
-    root_hash(namespace) --> page 0 --> page 1 --> ...        hash = hash_page(hash of the page before +
-    tokens)
+    root_hash(namespace) --> page 0 --> page 1 --> ...
+        hash of a page = hash_page(hash of the page before + its tokens)
 
 They depend on nothing but their input (no PYTHONHASHSEED, no address), so they may leave the process. The tree finds
 children by them and then compares tokens, so even a constant `hash_page` gives right answers, only slower.

@@ -26,7 +26,9 @@ class Leaves:
     one out is a bisection, not a walk over its equals.
 
     The policy is asked in the middle of changes to the tree, which must not be left half done. So where it raises, or
-    gives keys that cannot be compared with each other, that is logged once, and from then on LRU decides instead.
+    gives keys that cannot be compared with each other, that is logged once, and from then on LRU decides instead. A
+    CancelledError is caught as well, though it is no Exception: on this thread nothing can be cancelled by it, so what
+    a policy that touches asyncio raises is a fault like any other.
     """
 
     __slots__ = ("_order", "_policy")
@@ -67,8 +69,8 @@ class Leaves:
         """O(log leaves)."""
         try:
             self._order.remove(leaf)
-        except ValueError:
-            # Keys that are not ordered among each other, such as NaN, hide a leaf from the bisection.
+        except (Exception, CancelledError):
+            # Keys that are not ordered among each other, such as NaN, hide a leaf from the bisection, or raise in it.
             self._let_go()
             self._order.remove(leaf)
         leaf.key = None
@@ -76,7 +78,12 @@ class Leaves:
     def refile(self, leaf: Node) -> None:
         """As remove and file; does not touch the list where the key has not changed."""
         key, policy = self._key(leaf), self._policy
-        if key != leaf.key:
+        try:
+            unchanged = bool(key == leaf.key)
+        except (Exception, CancelledError):
+            self._let_go()  # This leaf is filed anew with all others.
+            return
+        if not unchanged:
             self.remove(leaf)
             self._add(leaf, key if self._policy is policy else self._key(leaf))
 

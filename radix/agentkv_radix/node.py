@@ -133,8 +133,9 @@ class Partial(NamedTuple):
     """The page that shares the most tokens with what follows the whole pages of a match: worth a copy, never a lock.
 
     page_id     the source; num_tokens of it (1..page_size-1) are the prompt's
-    node        whose edge held the page when it was found: a tail, a sibling's first page, or the next in an
-    edge start       index of the page's first token
+    node        whose edge held the page when it was found: a tail, a sibling's first page, or the next
+                in an edge
+    start       index of the page's first token
     page_index  depth of the page, in pages
     """
 

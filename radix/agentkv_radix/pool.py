@@ -130,8 +130,7 @@ class PagePool:
                 self._refuse(page_ids, before)
             states[first : first + n] = bytes((after,)) * n
         else:
-            # The walk marks as it goes, so a page named twice is found at its second place; then all is
-            # undone.
+            # The walk marks as it goes, so a page named twice is found at its second place; then all is undone.
             for done, page_id in enumerate(page_ids):
                 if not 0 < page_id < len(states) or states[page_id] != before:
                     for undo in page_ids[:done]:

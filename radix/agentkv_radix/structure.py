@@ -229,6 +229,7 @@ class Structure:
         node.page_ids.extend(page_ids)
         node.end += len(packed) // TOKEN_BYTES
         node.last_access = self._clock
+        node.superseded = False
         self._num_pages += len(page_ids)
         self._num_tokens += len(packed) // TOKEN_BYTES
         self._num_locked += len(page_ids)

@@ -88,9 +88,7 @@ class RadixTree(Structure):
         return tuple(self._roots)
 
     def check(self) -> None:
-        """Prove every invariant by recount, rehashing all pages. Raises InvariantError. O(pages), for tests and
-        strict.
-        """
+        """Prove every invariant by recount, rehashing all pages. Raises InvariantError. O(pages): for tests, strict."""
         check_tree(self)
 
     # ---- looking ----
@@ -115,18 +113,21 @@ class RadixTree(Structure):
         return Match(namespace, node, node.depth + pages, offset // TOKEN_BYTES, partial)
 
     def page_hash(self, at: Match | Node) -> bytes:
-        """The chained hash at the end of a match's whole pages or of a node; of its namespace for a root."""
+        """The chained hash at the end of a match's whole pages or of a node; of its namespace for a root.
+
+        Raises StaleMatch where a matched page was evicted since. O(nodes that a split put above the match's own).
+        """
         if isinstance(at, Node):
             return at.page_hashes[-1]
         node = at.located()
         return node.page_hashes[at.num_pages - node.depth - 1 if at.num_pages else -1]
 
     def chain_hash(self, parent_hash: bytes, page_tokens: bytes) -> bytes:
-        """The hash that a page of packed tokens has, or would have, behind `parent_hash`."""
+        """The hash that a page of packed tokens has, or would have, behind `parent_hash`. One hash of a page."""
         return chain_hash(parent_hash, page_tokens, hash_page=self._hash)
 
     def root_hash(self, namespace: bytes = b"") -> bytes:
-        """The hash that stands before the first page of a namespace."""
+        """The hash that stands before the first page of a namespace. One hash of it."""
         return root_hash(namespace, hash_page=self._hash)
 
     # ---- holding ----
@@ -162,7 +163,10 @@ class RadixTree(Structure):
                 self._listener.on_event(copy_event(partial, source, self.page_size, owner))
 
     def touch(self, node: Node) -> None:
-        """The path to `node` is in use now, without a new hit: what a call that ran for long says at its end."""
+        """The path to `node` is in use now, without a new hit: what a call that ran for long says at its end.
+
+        O(nodes on the path).
+        """
         self._stamp(node)
 
     def num_pages_freed_by(self, *nodes: Node) -> int:
@@ -203,14 +207,20 @@ class RadixTree(Structure):
         return self._drop_lock(node)
 
     def pin(self, match: Match) -> Node:
-        """As `lock`, a hold across calls: counted apart in `pin_ref`, no hit, no event. Release with `unpin`, once."""
+        """As `lock`, a hold across calls: counted apart in `pin_ref`, no hit, no event. Release with `unpin`, once.
+
+        Raises StaleMatch. Costs O(nodes on the path), and O(pages of one edge) for a split.
+        """
         node = self._end_node(match, "pin")
         self._add_pin(node)
         self._stamp(node)
         return node
 
     def unpin(self, node: Node) -> list[int]:
-        """Release one pin on `node`. Returns page ids as `unlock` does; it makes the path no younger."""
+        """Release one pin on `node`. Returns page ids as `unlock` does; it makes the path no younger.
+
+        Raises HoldError where there is no pin. Costs O(nodes on the path) + O(log leaves).
+        """
         self._require_hold(node.pin_ref, node, "pin")
         return self._drop_pin(node)
 
@@ -340,8 +350,7 @@ class RadixTree(Structure):
         return evicted
 
     def supersede(self, token_ids: TokenIds, start: int, *, namespace: bytes = b"") -> int:
-        """Flag the nodes on the path of `token_ids` that lie wholly at or behind token `start`; a later hit clears
-        it.
+        """Flag the nodes on the path of `token_ids` that lie wholly at or behind token `start`; a hit clears the flag.
 
         Nodes that go on beyond these tokens belong to somebody else as well and are left. Evictable leaves are filed
         again with the policy's new key. Returns the number of pages flagged anew. Costs as `match`.

@@ -22,6 +22,15 @@ def test_a_long_answer_is_one_node():
     assert tree.evict(1) == [200]
 
 
+def test_a_node_that_another_call_superseded_is_in_use_again_when_its_own_call_lengthens_it():
+    tree = RadixTree(page_size=4)
+    node = tree.extend(lease_on(tree, []), [1] * 4, [1]).node
+    assert tree.supersede([1] * 4, 0) == 1
+    assert tree.extend(node, [2] * 4, [2]).node is node
+    assert not node.superseded
+    tree.check()
+
+
 def test_a_node_that_a_finished_call_made_is_never_lengthened_by_another():
     tree = RadixTree(page_size=4)
     tree.unlock(tree.extend(lease_on(tree, []), [1] * 4, [1]).node)

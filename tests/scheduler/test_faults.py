@@ -138,7 +138,9 @@ class Fragile(LRU):
         return hook == self.hook and self.left == 0
 
     def key(self, node):
-        return self.wrong if self._count("key") else super().key(node)
+        if not self._count("key"):
+            return super().key(node)
+        return self.wrong() if isinstance(self.wrong, type) else self.wrong
 
     def on_hit(self, node):
         self._count("on_hit")
@@ -153,8 +155,23 @@ class Fragile(LRU):
         return self._count("spare")
 
 
+class Raising:
+    """A part of a key that no comparison takes."""
+
+    def __eq__(self, other):
+        raise Injected("==")
+
+    __lt__ = __gt__ = __le__ = __ge__ = __ne__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
+
+
+class RaisingKey(tuple[Raising]):
+    def __new__(cls):
+        return super().__new__(cls, (Raising(),))
+
+
 HOOKS = ["key", "on_hit", "on_insert", "on_evict", "spare"]
-WRONG_KEYS = [("a name",), 7, (None, None), (float("nan"),)]
+WRONG_KEYS = [("a name",), 7, (None, None), (float("nan"),), RaisingKey]
 
 
 @pytest.mark.parametrize(

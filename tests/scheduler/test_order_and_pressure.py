@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentkv.cache import PrefixCache
 from agentkv.errors import PoolFull, RequestError
 from agentkv.scheduler import PASSED_OVER_LIMIT, Request, Scheduler
-from support.fake_engine import FakeEngine
+from support.fake_engine import FakeEngine, positions_of
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -45,7 +45,7 @@ def test_chunks_of_a_request_join_without_gap_and_no_plan_exceeds_its_budget(req
         joined = [token for chunk in chunks for token in chunk.token_ids]
         assert joined == request.token_ids[request.cached_tokens : -1]
         assert [chunk.samples for chunk in chunks].count(True) == request.num_output_tokens
-    assert max(plan.num_tokens for plan in engine.plans) <= budget
+    assert max(map(positions_of, engine.plans)) <= budget
 
 
 def test_the_longest_resident_prefix_goes_first():
@@ -147,7 +147,7 @@ def test_three_requests_preempted_over_and_over_say_what_they_say_alone_and_coun
         request = engine.requests[victim]
         assert request.num_preemptions >= 2
         assert request.prompt_tokens == request.cached_tokens + request.computed_tokens == 5
-    run = sum(plan.num_tokens for plan in engine.plans)
+    run = sum(map(positions_of, engine.plans))
     once = sum(request.computed_tokens + request.num_output_tokens - 1 for request in engine.requests.values())
     assert run == once + sum(request.rerun_tokens for request in engine.requests.values())
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from agentkv.cache import Lease, PageCopy, PrefixCache
 from agentkv.scheduler import Chunk, Plan, Request, Scheduler
 
-__all__ = ["FakeEngine", "Memory", "next_token", "undisturbed", "values_of"]
+__all__ = ["FakeEngine", "Memory", "next_token", "positions_of", "undisturbed", "values_of"]
 
 VOCABULARY = 4
 """Few tokens, so that texts meet again."""
@@ -45,6 +45,11 @@ def undisturbed(namespace: bytes, prompt: Sequence[int], max_tokens: int, choice
     for index in range(max_tokens):
         tokens.append(next_token(namespace, tokens, choice if index == 0 else 0))
     return tokens[len(prompt) :]
+
+
+def positions_of(plan: Plan) -> int:
+    """Token positions that a step runs through the model."""
+    return sum(len(chunk.token_ids) for chunk in plan.chunks)
 
 
 class Memory:
@@ -175,7 +180,7 @@ class FakeEngine:
 
     def _prove(self, plan: Plan) -> None:
         """What every plan keeps to."""
-        assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
+        assert positions_of(plan) <= self.scheduler.max_num_batched_tokens
         assert len({chunk.request_id for chunk in plan.chunks}) == len(plan.chunks)
         assert self.scheduler.num_running <= self.scheduler.max_num_seqs
         written: Counter[int] = Counter()
