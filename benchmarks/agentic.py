@@ -3,6 +3,7 @@
     python benchmarks/agentic.py                    # bf16: every system, and three pool sizes
     python benchmarks/agentic.py --dtype float32    # the same, and whether all answers are equal
     python benchmarks/agentic.py --only agentkv     # quick
+    python benchmarks/agentic.py --url http://127.0.0.1:8080   # beside a server, for instance llama.cpp's
 
 Expected: agentkv first; a recompute ratio of 1.00 while the pool holds what the run touches (2x and 1x of the peak),
 above 1 at half of it; equal answers in fp32.
@@ -28,6 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 import transformers
 from machine import describe_machine
+from peers import run_server
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -57,6 +59,8 @@ class Row:
     forward_ms_per_step: float | None = None
     peak_pages: int = 0
     outputs: list[list[list[int]]] | None = None
+    is_server: bool = False
+    """Reached by a URL: its weights and dtype are its own, so its answers may differ."""
 
     @property
     def recompute_ratio(self) -> float | None:
@@ -177,8 +181,23 @@ async def run_continuous_batching(model: Any, workload: Workload, tick: Callable
     )
 
 
-async def run_all(model: Any, workload: Workload, only: str | None, progress: Progress) -> list[Row]:
-    """Every system, in one process, one after another."""
+async def run_peer(url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None]) -> Row:
+    """A server's run as a row; the pages and steps of another system are its own matter."""
+    run = await run_server(url, tokenizer, workload, tick)
+    return Row(
+        run.label,
+        run.seconds,
+        run.positions.prompt_tokens,
+        run.positions.distinct,
+        cached_tokens=run.cached_tokens,
+        outputs=run.outputs,
+        is_server=True,
+    )
+
+
+async def run_all(loaded: Any, workload: Workload, only: str | None, urls: list[str], progress: Progress) -> list[Row]:
+    """Every system, one after another."""
+    model = loaded.model
     calls = NUM_AGENTS * NUM_TURNS
 
     def bar(label: str) -> Callable[[], None]:
@@ -194,7 +213,7 @@ async def run_all(model: Any, workload: Workload, only: str | None, progress: Pr
         rows.append(await run_agentkv(model, workload, "agentkv, cache off", bar("agentkv, cache off"), cache=False))
         rows.append(await run_dynamic_cache(model, workload, bar("transformers generate")))
         rows.append(await run_continuous_batching(model, workload, bar("transformers batching")))
-    return rows
+    return rows + [await run_peer(url, loaded.tokenizer, workload, bar(url)) for url in urls]
 
 
 def print_rows(rows: list[Row], dtype: str) -> None:
@@ -213,7 +232,7 @@ def print_rows(rows: list[Row], dtype: str) -> None:
             "" if row.cached_tokens is None else f"{row.cached_tokens / row.prompt_tokens:.3f}",
             "" if row.positions_run is None else f"{row.positions_run:,}",
             "" if row.recompute_ratio is None else f"{row.recompute_ratio:.3f}",
-            f"{row.evicted_pages:,}" if row.cached_tokens is not None else "",
+            f"{row.evicted_pages:,}" if row.positions_run is not None and row.cached_tokens is not None else "",
             "" if row.own_ms_per_step is None else f"{row.own_ms_per_step:.2f} of {row.forward_ms_per_step or 0:.0f}",
         )
     console = Console(width=130)
@@ -232,6 +251,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--only", choices=("agentkv",), help="leave the other systems out")
+    parser.add_argument(
+        "--url", action="append", default=[], help="an OpenAI-compatible server to run it on too; may be repeated"
+    )
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, help="also write the rows here")
     arguments = parser.parse_args()
@@ -243,11 +265,11 @@ def main() -> None:
     loaded = resolve("smollm2-135m").load(LoadOptions(dtype=arguments.dtype))
     workload = Workload.build(loaded.tokenizer)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        rows = asyncio.run(run_all(loaded.model, workload, arguments.only, progress))
+        rows = asyncio.run(run_all(loaded, workload, arguments.only, arguments.url, progress))
     print_rows(rows, arguments.dtype)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows]))
-    if arguments.dtype == "float32" and any(row.outputs != rows[0].outputs for row in rows):
+    if arguments.dtype == "float32" and any(row.outputs != rows[0].outputs for row in rows if not row.is_server):
         sys.exit("answers differ in fp32")
 
 
