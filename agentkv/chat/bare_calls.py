@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from agentkv.events import ToolCallDelta
 from agentkv.tool_calls import ToolCall
@@ -57,10 +57,17 @@ class BareCalls:
             text, block.rest = block.rest, ""
         self.failed = self.failed or not block.sound or bool(text.strip())
 
-    def finish(self) -> tuple[list[ToolCallDelta], list[ToolCall]]:
-        """The text ended here: its calls and one delta for each; none if it is text after all."""
-        if self.failed or self._block is None or not self._block.complete:
+    def finish(self, cut: str | None = None, known: Collection[str] = ()) -> tuple[list[ToolCallDelta], list[ToolCall]]:
+        """The text ended here: its calls and one delta for each; none if it is text after all.
+
+        cut: why it ends before its end. Then what was to be a call of a tool that is known is a malformed call.
+        """
+        if self.failed or self._block is None:
             return [], []
+        if not self._block.complete:
+            if cut is None or not self._deltas or any(delta.name not in known for delta in self._deltas.values()):
+                return [], []
+            self._block.finish(cut)
         return list(self._deltas.values()), self._block.calls
 
     def _open(self, text: str) -> str:

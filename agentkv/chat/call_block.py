@@ -100,8 +100,8 @@ class CallBlock:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def finish(self) -> None:
-        """The text ended here: what is complete is a call, what is not is malformed."""
+    def finish(self, reason: str = "the text ended inside it") -> None:
+        """The text ended here: what is complete is a call, what is not is malformed, for this reason."""
         if self._read == self._read_after:
             self._end("")  # A closing marker that was cut off is not text.
         elif self._read == self._read_trailing:
@@ -109,7 +109,7 @@ class CallBlock:
         else:
             if self._read != self._read_broken:
                 held, self._held = self._held, ""
-                self._held = self._break(held, "the text ended inside it")
+                self._held = self._break(held, reason)
                 self.feed("")
             if not self.ended:
                 self._item.append(self._held)

@@ -104,10 +104,13 @@ class TurnReader:
             _bear(deltas, self._empty_delta(), token_ids)
         return deltas
 
-    def finish(self) -> tuple[list[TurnDelta], ReadTurn]:
-        """The answer is complete: what was held back, and the whole in its parts. Once, and nothing after it."""
+    def finish(self, cut: str | None = None) -> tuple[list[TurnDelta], ReadTurn]:
+        """The answer is complete: what was held back, and the whole in its parts. Once, and nothing after it.
+
+        cut: what ended the answer before its end, told as the reason of a call that is not whole.
+        """
         if self._bare is not None:
-            deltas, calls = self._bare.finish()
+            deltas, calls = self._bare.finish(cut, self._tool_names)
             if calls:
                 self._text.end_part()
                 self._deltas += deltas
@@ -115,7 +118,7 @@ class TurnReader:
             else:
                 self._resume(self._leave_bare())
         while self._block is not None:
-            self._block.finish()
+            self._block.finish(cut or "the text ended inside it")
             self._resume(self._leave_block())
         held, self._held = self._held, ""
         if self._read == self._read_reasoning:

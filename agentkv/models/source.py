@@ -74,7 +74,8 @@ class LoadedModel:
     adapter_digest: bytes | None = None
     former_state: Callable[[], None] | None = None
     script: Any = None
-    """Of a scripted model: from what is asked to masks that leave one answer (see agentkv.testing)."""
+    """Of a scripted model: from what is asked, and what its template can say, to masks that leave one answer (see
+    agentkv.testing)."""
 
     def restore(self) -> None:
         """Give a user's own object its former mode and gradients back; nothing for a model loaded here."""

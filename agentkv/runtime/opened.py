@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentkv.calls import Call
-from agentkv.chat import Scribe
+from agentkv.chat import Scribe, Traits
 from agentkv.namespaces import namespace_of
 from agentkv.report import ServedBy
 from agentkv.session import ProducedTurns, Question
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Opened", "Script"]
 
-Script = Callable[[Any], "Callable[[int], TokenMask] | None"]
-"""From what is asked, a prompt or messages, to masks that leave one answer; None: no script for this."""
+Script = Callable[[Any, Callable[[], Traits | None]], "Callable[[int], TokenMask] | None"]
+"""From what is asked, a prompt or messages, to masks that leave one answer; None: no script for this.
+
+The second argument gives what the chat template can say that is in force for this call, None where there is none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +95,18 @@ class Opened:
         """Masks under which an answer is one call of one of these tools, in the form that the model writes."""
         from agentkv.tools import forced_call_mask
 
-        call_format = self.scribe.template.traits(kwargs).call_format
-        return forced_call_mask(tools, call_format, self.tokenizer, self.vocab_size, self.end_token_ids)
+        traits = self.scribe.template.traits(kwargs)
+        closes = traits.reasoning.closing if traits.reasoning is not None and traits.opens_reasoning else ""
+        return forced_call_mask(
+            tools, traits.call_format, self.tokenizer, self.vocab_size, self.end_token_ids, closes=closes
+        )
 
-    def scripted(self, asked: Any) -> Callable[[int], TokenMask] | None:
+    def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
         """Masks of a scripted model; None for every other one, and where nothing is asked."""
-        return None if self.script is None or asked is None else self.script(asked)
+        if self.script is None or asked is None:
+            return None
+        template = self.scribe.template
+        return self.script(asked, lambda: template.traits(kwargs) if template.exists else None)
 
     def marker_tokens(self, kwargs: Mapping[str, Any]) -> Mapping[int, str]:
         """Special tokens that mark calls or reasoning, by id: an answer's text shows them to its reader."""

@@ -23,6 +23,8 @@ from .options import CallOptions, with_max_tokens
 
 __all__ = ["Answered", "ChatTurn", "Conversation", "PlainTurn", "known"]
 
+_CUT = "it was cut off at the limit of {} tokens (raise max_tokens, or write a shorter call)"
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -216,8 +218,9 @@ class ChatTurn:
     def end(self, update: ChoiceEnded, *, counts: bool) -> tuple[Sequence[Delta], Reply]:
         assert self._served is not None, "a choice ended before its call began"
         assert self._prompt is not None, "a choice ended before it had a prompt"
-        deltas, turn = self._readers[update.index].finish()
         reply, prompt, options = update.reply, self._prompt, self._options
+        cut = _CUT.format(len(reply.token_ids)) if reply.finish_reason == "length" else None
+        deltas, turn = self._readers[update.index].finish(cut)
         calls = tuple(check_call(call, self._tools, self._denied) for call in turn.calls)
         reply = replace(
             reply,

@@ -77,10 +77,8 @@ class Replies:
             return self._left.popleft()
 
 
-def written(answer: str | Answer, traits: Traits | None) -> str:
+def written(answer: Answer, traits: Traits | None) -> str:
     """The text of an answer. traits: of the chat template; None where there is none."""
-    if isinstance(answer, str):
-        return answer
     calls = ""
     if answer.calls:
         if traits is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkv.chat import ChatTemplate, Traits
+from agentkv.chat import Traits
 from agentkv.errors import ConfigError
 
 from .replies import Answer, Replies, Reply, written
@@ -123,19 +123,18 @@ class _Script:
     def __init__(self, replies: Replies, asked: list[Any], tokenizer: Any, vocab_size: int) -> None:
         self._replies, self._asked = replies, asked
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._template = ChatTemplate(tokenizer)
         # Fast tokenizers may not be entered twice at once.
         self._lock = threading.Lock()
 
-    def masks(self, asked: Any) -> Callable[[int], TokenMask] | None:
+    def masks(self, asked: Any, traits: Callable[[], Traits | None]) -> Callable[[int], TokenMask] | None:
         self._asked.append(asked)
         reply = self._replies.next(asked)
         if reply is None:
             return None
         if not isinstance(reply, (list, tuple)):
-            mask = self._mask(reply)
+            mask = self._mask(reply, traits)
             return lambda choice: mask
-        masks = [self._mask(each) for each in reply]
+        masks = [self._mask(each, traits) for each in reply]
 
         def of_choice(choice: int) -> TokenMask:
             if choice >= len(masks):
@@ -144,20 +143,17 @@ class _Script:
 
         return of_choice
 
-    def _mask(self, answer: object) -> TokenMask:
+    def _mask(self, answer: object, traits: Callable[[], Traits | None]) -> TokenMask:
         if isinstance(answer, Exception):
             return _Raises(answer)
         if not isinstance(answer, (str, Answer)):
             raise TypeError(f"a reply is a str, an Answer, an Exception, None or a list of these, got {answer!r}")
         token_ids = answer.token_ids if isinstance(answer, Answer) else None
         if token_ids is None:
+            text = answer if isinstance(answer, str) else written(answer, traits())
             with self._lock:
-                text = written(answer, self._traits())
                 token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return _Forced((*token_ids, self._tokenizer.eos_token_id), self._vocab_size)
-
-    def _traits(self) -> Traits | None:
-        return self._template.traits() if self._template.exists else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,18 @@ __all__ = ["forced_call_mask", "json_mask"]
 
 
 def forced_call_mask(
-    tools: Sequence[Tool], call_format: CallFormat, tokenizer: Any, vocab_size: int, end_token_ids: frozenset[int]
+    tools: Sequence[Tool],
+    call_format: CallFormat,
+    tokenizer: Any,
+    vocab_size: int,
+    end_token_ids: frozenset[int],
+    *,
+    closes: str = "",
 ) -> Callable[[int], TokenMask]:
     """Exactly one call of one of the tools, with arguments by its schema, then one of the end tokens.
 
+    closes          the marker that ends the reasoning, where the prompt has opened it: it comes first, at once, since
+                    free reasoning would be bounded by nothing
     tokenizer       a fast tokenizer of transformers: what it calls an added token is one token here, never letters
     vocab_size      the length of the masks; ids that the tokenizer does not know stay forbidden
     end_token_ids   allowed at the end, and nothing else there
@@ -49,7 +57,7 @@ def forced_call_mask(
     before = ("[" if call_format.listed else "", "]" if call_format.listed else "")
     start = " ".join(
         [
-            *vocabulary.as_lark(call_format.before + before[0]),
+            *vocabulary.as_lark((f"\n{closes}\n\n" if closes else "") + call_format.before + before[0]),
             f"({' | '.join(calls)})",
             *vocabulary.as_lark(before[1] + call_format.after),
         ]

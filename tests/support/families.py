@@ -14,16 +14,32 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agentkv import Runtime
-from agentkv.testing import Answer, ScriptedModel, scripted
+from agentkv.testing import TEMPLATE, Answer, ScriptedModel, scripted
 from support.runtimes import Gate, serving
 
-__all__ = ["FAMILIES", "WITHOUT_TOOLS", "Gated", "families", "family", "family_model", "in_words", "served", "turned"]
+__all__ = [
+    "FAMILIES",
+    "OPENS_REASONING",
+    "WITHOUT_TOOLS",
+    "Gated",
+    "families",
+    "family",
+    "family_model",
+    "in_words",
+    "served",
+    "turned",
+]
 
 WITHOUT_TOOLS = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """Knows system, user and assistant, and drops everything else silently."""
+
+_ASKS = "<|im_start|>assistant\\n' }}"
+
+OPENS_REASONING = TEMPLATE.replace(_ASKS, f"{_ASKS[:-4]}<think>\\n' }}}}")
+"""The default template, which puts the beginning of the model's reasoning before its answer, as DeepSeek R1's does."""
 
 FAMILIES = {
     "own": None,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import agentkv.testing
-from agentkv import ConfigError, PoolFull, ReasoningDelta, TextDelta, ToolCallDelta
+from agentkv import ConfigError, PoolFull, ReasoningDelta, Runtime, TextDelta, ToolCallDelta
 from agentkv.chat import ChatTemplate
 from agentkv.testing import TEMPLATE, Answer, ManualClock, ScriptEnded, fail_allocation, scripted
 from agentkv.testing.tokenizer import chat_tokenizer
@@ -195,6 +195,33 @@ async def test_a_template_may_be_text_or_a_file_and_the_callers_tokenizer_keeps_
             pass
 
 
+OTHER_MARKS = TEMPLATE.replace("tool_call>", "call>").replace("think>", "reasoning>")
+THINKS_IF_TOLD = TEMPLATE.replace(
+    "<|im_start|>assistant\\n' }}{% endif %}",
+    "<|im_start|>assistant\\n' }}{% if enable_thinking %}{{ '<think>\\n' }}{% endif %}{% endif %}",
+)
+
+
+async def test_an_answer_is_written_in_the_marks_of_the_template_that_the_runtime_was_given() -> None:
+    answer = Answer("It is", [("double", {"number": 4})], reasoning="Let me see.")
+    async with serving(scripted([answer]), **WIDE, chat_template=OTHER_MARKS) as runtime:
+        reply = await runtime.generate(ASKED, tools=[double])
+        assert (reply.text, reply.reasoning, len(reply.tool_calls)) == ("It is", "Let me see.", 1)
+        written = runtime.tokenizer.decode(reply.token_ids)
+        assert "<call>" in written
+        assert "</reasoning>" in written
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_an_answer_follows_what_the_call_tells_the_template(told: bool) -> None:
+    answer = Answer("Four.", reasoning="Let me see.")
+    async with serving(scripted([answer], template=THINKS_IF_TOLD), **WIDE) as runtime:
+        session = runtime.session(chat_template_kwargs={"enable_thinking": told})
+        reply = await session.ask("2 + 2?")
+        assert (reply.text, reply.reasoning) == ("Four.", "Let me see.")
+        assert runtime.tokenizer.decode(reply.token_ids).startswith("<think>") is not told
+
+
 def test_what_cannot_be_a_script_is_refused_at_once() -> None:
     bare: Any = PreTrainedTokenizerFast
     without_end = bare(tokenizer_object=TOKENIZER.backend_tokenizer)
@@ -253,6 +280,18 @@ async def test_an_allocation_that_fails_in_mid_answer_preempts_the_call_which_go
             assert pool.failed
         assert reply.text == text
         assert runtime.report().to_dict()["preemptions"] == 1
+
+
+async def test_a_runtime_that_is_closed_within_the_block_leaves_the_tests_own_error() -> None:
+    async with Runtime(scripted([]), num_pages=64) as runtime:
+
+        async def fails_after_closing() -> None:
+            with fail_allocation(runtime):
+                await runtime.close()
+                raise LookupError("of the test")
+
+        with pytest.raises(LookupError, match="of the test"):
+            await fails_after_closing()
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.0])
