@@ -6,11 +6,14 @@ server says (llama.cpp: `return_tokens`; vLLM: `return_token_ids`); where it say
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 from workload import OUTPUT_TOKENS, Conversation, Positions, Workload, run_agents
 
 __all__ = ["ServerRun", "run_server"]
@@ -36,47 +39,54 @@ class ServerRun:
 
 
 async def run_server(url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None]) -> ServerRun:
-    """Every agent to its end over HTTP, by one client with kept connections.
+    """Every agent to its end over HTTP, one connection a call.
 
-    Raises SystemExit with the server's answer where it refuses a call, or gives another number of tokens than asked.
+    Raises SystemExit with the server's answer where it refuses a call.
     """
-    async with httpx.AsyncClient(base_url=url.rstrip("/"), timeout=600.0) as client:
-        model = await _model_name(client)
-        run = ServerRun(f"{model} at {url}")
+    url = url.rstrip("/")
+    model = await asyncio.to_thread(_model_name, url)
+    run = ServerRun(f"{model} at {url}")
 
-        async def generate(conversation: Conversation) -> list[int]:
-            body = await _complete(client, model, conversation.token_ids)
-            run.count(body)
-            tick()
-            return _output_ids(body, tokenizer)
+    async def generate(conversation: Conversation) -> list[int]:
+        body = await asyncio.to_thread(_complete, url, model, list(conversation.token_ids))
+        run.count(body)
+        tick()
+        return _output_ids(body, tokenizer)
 
-        await _complete(client, model, [1])
-        began = time.perf_counter()
-        conversations = await run_agents(workload, generate, run.positions)
-        run.seconds = time.perf_counter() - began
+    await asyncio.to_thread(_complete, url, model, [1])
+    began = time.perf_counter()
+    conversations = await run_agents(workload, generate, run.positions)
+    run.seconds = time.perf_counter() - began
     run.outputs = [conversation.outputs for conversation in conversations]
     return run
 
 
-async def _model_name(client: httpx.AsyncClient) -> str:
+def _model_name(url: str) -> str:
     try:
-        response = await client.get("/v1/models")
-        response.raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-        raise SystemExit(f"{client.base_url} does not answer /v1/models as an OpenAI server does: {error}") from error
+        return str(_ask(f"{url}/v1/models")["data"][0]["id"])
+    except (KeyError, IndexError) as error:
+        raise SystemExit(f"{url}/v1/models does not answer as an OpenAI server does: no {error}") from error
 
 
-async def _complete(client: httpx.AsyncClient, model: str, token_ids: list[int]) -> dict[str, Any]:
+def _complete(url: str, model: str, token_ids: list[int]) -> dict[str, Any]:
     request = {
         "model": model, "prompt": token_ids, "max_tokens": OUTPUT_TOKENS, "temperature": 0.0, "ignore_eos": True,
         "cache_prompt": True, "return_tokens": True, "return_token_ids": True,
     }  # fmt: skip
-    response = await client.post("/v1/completions", json=request)
-    if response.status_code != 200:
-        raise SystemExit(f"{client.base_url} answered {response.status_code}: {response.text[:500]}")
-    body: dict[str, Any] = response.json()
-    return body
+    return _ask(f"{url}/v1/completions", request)
+
+
+def _ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=600) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"{url} answered {error.code}: {error.read(500).decode(errors='replace')}") from error
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{url}: {error}") from error
 
 
 def _output_ids(body: dict[str, Any], tokenizer: Any) -> list[int]:
