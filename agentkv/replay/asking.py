@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentkv.chat import Ledger, normalise
-from agentkv.errors import RequestError
+from agentkv.errors import ContextOverflow, OutOfPages, RequestError
 from agentkv.reply import Reply
-from agentkv.tools import as_tools
 
 from .ceiling import UnlimitedCache
 from .cutting import cut
@@ -89,10 +87,11 @@ async def replay(
     """Ask every recorded call again, greedily, in order; the recorded answers go on, what is answered now is dropped.
 
     Text is asked as it is. Messages are said in a session: it is marked before each call and rolled back behind it,
-    and where the recorded agent tried several ways, each is a fork.
+    and where the recorded agent tried several ways, each is a fork. A recorded answer that the model gave again goes
+    on with the ids that it gave.
 
     max_tokens  of each answer
-    cold        with the cache off
+    cold        the same, with the cache off
     limit       calls at most
     on_call, on_skip   told of each call that was asked, or of why it was not
 
@@ -148,7 +147,7 @@ class _Replay:
             cut, recording, limit=self._longest, count=lambda prompt: self._num_tokens(recording, prompt)
         )
         recording = made.recording
-        branches = None if self._cold or recording.is_text else _Branches(self._runtime, recording)
+        branches = None if recording.is_text else _Branches(self._runtime, recording, cache=not self._cold)
         for step in range(len(recording.steps)):
             if not self.wants_more:
                 return
@@ -163,35 +162,39 @@ class _Replay:
                 self._count(asked)
 
     async def _ask(self, recording: Recording, step: int, branches: _Branches | None) -> Asked:
-        session = branches.at(step) if branches is not None else None
-        token_ids = self._token_ids(recording, recording.prompt(step))
-        if len(token_ids) > self._longest:
-            raise _TooLong
-        reachable = self._unlimited.ask(token_ids)
-        if session is None:
-            reply = await self._runtime.generate(
-                token_ids, max_tokens=self._max_tokens, name=recording.name, cache=not self._cold
-            )
+        if branches is None:
+            token_ids, reply = await self._ask_text(recording, step)
         else:
-            mark = session.mark()
-            reply = await session.ask(max_tokens=self._max_tokens, tool_choice="auto")
-            session.rollback(mark)
-        assert reply.usage.prompt_tokens == len(token_ids), "the session asked something else"
+            token_ids, reply = await self._ask_in_session(branches.at(step))
+        reachable = self._unlimited.ask(token_ids)
         # The last token of an answer is never run, so its keys and values exist in no cache.
         self._unlimited.add((*token_ids, *reply.token_ids[:-1]))
-        return Asked(recording.name, step, tuple(token_ids), reachable, reply)
+        return Asked(recording.name, step, token_ids, reachable, reply)
 
-    def _token_ids(self, recording: Recording, prompt: Any) -> tuple[int, ...]:
-        served = self._runtime.served_now()
-        if isinstance(prompt, str):
-            return served.encoder.encode(prompt)
-        schemas = [tool.schema for tool in as_tools(recording.tools)]
-        return served.scribe.prompt(Ledger(), normalise(prompt, model=served.name), tools=schemas).token_ids
+    async def _ask_text(self, recording: Recording, step: int) -> tuple[tuple[int, ...], Reply]:
+        token_ids = await asyncio.to_thread(self._runtime.served_now().encoder.encode, recording.text(step))
+        if len(token_ids) > self._longest:
+            raise _TooLong
+        reply = await self._runtime.generate(
+            token_ids, max_tokens=self._max_tokens, name=recording.name, cache=not self._cold
+        )
+        return token_ids, reply
+
+    async def _ask_in_session(self, session: Session) -> tuple[tuple[int, ...], Reply]:
+        mark = session.mark()
+        try:
+            reply = await session.ask(max_tokens=self._max_tokens, tool_choice="auto")
+        except (ContextOverflow, OutOfPages) as error:
+            raise _TooLong from error
+        # Those that were sent, whatever they were made from: the session keeps the exact ids of what was asked.
+        token_ids = session.token_ids[: reply.usage.prompt_tokens]
+        session.rollback(mark)
+        return token_ids, reply
 
     def _num_tokens(self, recording: Recording, prompt: Any) -> int:
-        """None where the model cannot read the prompt: there is nothing to cut then, and its call says why."""
+        """0 where the model cannot read the prompt: there is nothing to cut then, and its call says why."""
         try:
-            return len(self._token_ids(recording, prompt))
+            return self._runtime.count_tokens(prompt, tools=recording.tools)
         except RequestError:
             return 0
 
@@ -220,14 +223,14 @@ class _TooLong(Exception):
 class _Branches:
     """A session for each place of a recording from which calls are still to come."""
 
-    def __init__(self, runtime: Runtime, recording: Recording) -> None:
+    def __init__(self, runtime: Runtime, recording: Recording, *, cache: bool) -> None:
         self._recording = recording
         self._children = recording.children()
         self._waiting: dict[int, Session] = {}
         roots = [index for index, step in enumerate(recording.steps) if step.parent is None]
         for number, root in enumerate(roots, 1):
             name = recording.name if number == 1 else f"{recording.name}-{number}"
-            self._waiting[root] = runtime.session(name=name, tools=recording.tools)
+            self._waiting[root] = runtime.session(name=name, tools=recording.tools, cache=cache)
 
     def at(self, step: int) -> Session:
         """The session, with this call's prompt said. The calls that follow it each have a fork of it by now."""

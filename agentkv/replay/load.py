@@ -6,9 +6,14 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+from agentkv.tools import as_tools
 
 from .conversation import conversations, is_conversation, messages_of, tools_of
 from .recording import Messages, Recording
@@ -19,7 +24,7 @@ __all__ = ["load"]
 
 _WANTED = (
     'lines of {"session_id": …, "input": …} (prompts as text), tau-bench episodes, a ToolBench tree, or lines of '
-    'OpenAI messages (a list, or {"messages": …, "tools": …}), as they are or compressed by xz or gzip'
+    'OpenAI messages (a list, or {"messages": …, "tools": …}), all of one kind, as they are or compressed by xz or gzip'
 )
 
 
@@ -45,48 +50,97 @@ def load(path: str | Path, *, tools: str | Path | None = None) -> list[Recording
 
 def _load_file(path: Path, tools: Messages) -> list[Recording]:
     name = path.name.split(".")[0]
-    found = _recordings(path, name, tools)
+    with _reading(path) as file:
+        numbered: Iterator[tuple[int, str]] = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        _, first = next(numbered, (0, ""))
+        if not first:
+            raise ValueError(f"{path} is empty; wanted: {_WANTED}")
+        value = _parsed(first)
+        if value is None:  # Not a value a line, but one that goes over lines.
+            value, numbered = _parsed(first + file.read()), iter(())
+        found = _recordings(path, name, tools, value, numbered)
     if not found:
         raise ValueError(f"{path} holds no call; wanted: {_WANTED}")
+    for recording in found:
+        _check_tools(path, recording.tools)
     return found
 
 
-def _recordings(path: Path, name: str, tools: Messages) -> list[Recording]:
+def _recordings(
+    path: Path, name: str, tools: Messages, first: Any, numbered: Iterator[tuple[int, str]]
+) -> list[Recording]:
+    """Of a file's first value, and of the lines behind it, which are of the same kind."""
+    kind = _kind(first)
+    if kind is None:
+        raise ValueError(f"{path} is no recorded agent that is known here; wanted: {_WANTED}")
+    lines = _alike(path, first, kind, numbered)
+    values = chain.from_iterable(lines) if kind.listed else lines
+    if kind.word == "call":
+        return text_recordings(values, name)
+    if kind.word == "conversation":
+        return conversations(values, name, tools=tools)
+    whole = list(values)
+    if kind.word == "episode":
+        # An episode ends with the customer's last word, to which nobody was asked to answer.
+        return conversations(whole, name, tools=tools or _tools_beside(path, whole), ends_asked=False)
+    names = [name] if len(whole) == 1 else [f"{name}-{number}" for number in range(1, len(whole) + 1)]
+    try:
+        return [tree_recording(tree, each) for tree, each in zip(whole, names, strict=True)]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds a search tree that cannot be read ({error!r}); wanted: {_WANTED}") from error
+
+
+class _Kind(NamedTuple):
+    """What a value of a file is."""
+
+    word: Literal["call", "episode", "conversation", "tree"]
+    listed: bool
+    """It is a list of such."""
+
+
+def _kind(value: object) -> _Kind | None:
+    """None for what is not known here."""
+    if (word := _word(value)) is not None:
+        return _Kind(word, listed=False)
+    words = {_word(each) for each in value} if isinstance(value, list) else set()
+    word = words.pop() if len(words) == 1 else None
+    return _Kind(word, listed=True) if word is not None else None
+
+
+def _word(value: object) -> Literal["call", "episode", "conversation", "tree"] | None:
+    if is_text_call(value):
+        return "call"
+    if is_conversation(value):
+        return "episode" if isinstance(value, Mapping) and "traj" in value else "conversation"
+    return "tree" if is_tree(value) else None
+
+
+def _alike(path: Path, first: Any, kind: _Kind, numbered: Iterator[tuple[int, str]]) -> Iterator[Any]:
+    """Each line's value. Raises ValueError with the line's number for one of another kind."""
+    yield first
+    for number, line in numbered:
+        value = _parsed(line)
+        if _kind(value) != kind:
+            raise ValueError(f"line {number} of {path} is not of the kind of its first one; wanted: {_WANTED}")
+        yield value
+
+
+def _check_tools(path: Path, tools: Messages) -> None:
+    """Tools that no call could bring are told before a model is loaded."""
+    try:
+        as_tools(tools)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} comes with tools that are none: {error}") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[io.TextIOWrapper]:
+    """The text of a file. Raises ValueError where it is no text, or packed and damaged."""
     try:
         with _opened(path) as file:
-            first = next((line for line in file if line.strip()), "")
-            if not first:
-                raise ValueError(f"{path} is empty; wanted: {_WANTED}")
-            value = _parsed(first)
-            if is_text_call(value):
-                return text_recordings(_lines(path, first, file, is_text_call), name)
-            if is_conversation(value) and not _is_episode(value):
-                return conversations(_lines(path, first, file, is_conversation), name, tools=tools)
-            if value is None:
-                value = _parsed(first + file.read())
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
+            yield file
+    except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read ({error}); wanted: {_WANTED}") from error
-    return _document(path, value, name, tools)
-
-
-def _document(path: Path, value: Any, name: str, tools: Messages) -> list[Recording]:
-    """Of a file that is one JSON value."""
-    if is_tree(value):
-        return [tree_recording(value, name)]
-    if is_conversation(value):
-        value = [value]
-    if isinstance(value, list) and value and all(is_text_call(each) for each in value):
-        return text_recordings(value, name)
-    if isinstance(value, list) and value and all(is_conversation(each) for each in value):
-        if not _is_episode(value[0]):
-            return conversations(value, name, tools=tools)
-        # An episode ends with the customer's last word, to which nobody was asked to answer.
-        return conversations(value, name, tools=tools or _tools_beside(path, value), ends_asked=False)
-    raise ValueError(f"{path} is no recorded agent that is known here; wanted: {_WANTED}")
-
-
-def _is_episode(value: object) -> bool:
-    return isinstance(value, Mapping) and "traj" in value
 
 
 def _opened(path: Path) -> io.TextIOWrapper:
@@ -114,30 +168,20 @@ class _Owning(io.BufferedReader):
 
 
 def _parsed(text: str) -> Any:
-    """The JSON value, or None where it is none."""
+    """The JSON value, or None where it is none, or is nested deeper than can be read."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
-def _lines(path: Path, first: str, file: Iterable[str], is_known: Any) -> Iterator[Any]:
-    """Each line's value. Raises ValueError with the line's number for one of another kind."""
-    yield _parsed(first)
-    for number, line in enumerate(file, 2):
-        if line.strip():
-            value = _parsed(line)
-            if not is_known(value):
-                raise ValueError(f"line {number} of {path} is not of the kind of its first one; wanted: {_WANTED}")
-            yield value
-
-
 def _tools_in(path: Path) -> Messages:
-    with _opened(path) as file:
+    with _reading(path) as file:
         value = _parsed(file.read())
     tools = tuple(value) if isinstance(value, list) else tools_of(value)
     if not tools or not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError(f'{path} holds no tools; wanted: a list of them in OpenAI\'s shape, or {{"tools": …}}')
+    _check_tools(path, tools)
     return tools
 
 
@@ -145,7 +189,7 @@ def _tools_beside(path: Path, episodes: list[Any]) -> Messages:
     """The tools of a file beside this one that names the episodes' system text as its own."""
     first = messages_of(episodes[0])[0]
     for beside in sorted(path.parent.glob("*tools*.json")):
-        with _opened(beside) as file:
+        with _reading(beside) as file:
             value = _parsed(file.read())
         if isinstance(value, Mapping) and value.get("system") == first.get("content"):
             return tools_of(value)

@@ -96,6 +96,28 @@ def test_tools_can_be_given(tmp_path: Path, write: Callable[[str], Path]) -> Non
         load(write(lines([USER])), tools=tools)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no tools"),
+        (b"words", "holds no tools"),
+        (b"\xfd7zXZ\x00 broken", "cannot be read"),
+        (b"\x1f\x8b broken", "cannot be read"),
+        (b"\xff\xfe\xff", "cannot be read"),
+        (b'[{"name": 1}]', "comes with tools that are none: "),
+    ],
+)
+def test_a_file_that_holds_no_tools_is_refused_with_its_name(
+    tmp_path: Path, write: Callable[[str], Path], content: bytes, said: str
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as error:
+        load(write(lines([USER])), tools=tools)
+    assert str(tools) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def node(kind: str, text: str = "", *children: dict[str, Any], observation: str = "") -> dict[str, Any]:
     return {"node_type": kind, "description": text, "observation": observation, "children": list(children)}
 
@@ -118,6 +140,50 @@ def test_a_search_tree_is_walked_depth_first_and_its_branches_go_on_from_one_cal
     assert recording.tools[0]["function"]["name"] == "look"
 
 
+def tree(query: str) -> dict[str, Any]:
+    answered = node("Thought", "Left.", node("Thought", "Done."))
+    return {"tree": {"tree": node("Action Input", "", answered)}, "answer_generation": {"query": query}}
+
+
+KINDS: dict[str, tuple[object, object, list[str]]] = {
+    "calls": (call("one", session="a"), call("two", session="b", at=1), ["one", "two"]),
+    "lists of calls": ([call("one", session="a")], [call("two", session="b", at=1)], ["one", "two"]),
+    "messages": ([SYSTEM, USER], [SYSTEM, MORE], ["Hello.", "More."]),
+    "conversations": ({"messages": [SYSTEM, USER]}, {"messages": [SYSTEM, MORE]}, ["Hello.", "More."]),
+    "lists of conversations": ([{"messages": [SYSTEM, USER]}], [[SYSTEM, MORE]], ["Hello.", "More."]),
+    "episodes": ({"traj": [SYSTEM, USER, SAID]}, {"traj": [SYSTEM, MORE, SAID]}, ["Hello.", "More."]),
+    "lists of episodes": ([{"traj": [SYSTEM, USER, SAID]}], [{"traj": [SYSTEM, MORE, SAID]}], ["Hello.", "More."]),
+    "trees": (tree("Hello."), tree("More."), ["Hello.", "More."]),
+    "lists of trees": ([tree("Hello.")], [tree("More.")], ["Hello.", "More."]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_line_is_read_whatever_the_kind_of_the_first(write: Callable[[str], Path], kind: str) -> None:
+    first, second, asked = KINDS[kind]
+    recordings = load(write("\n" + lines(first) + "\n" + lines(second)))
+    assert [each.name for each in recordings] == (["agent-a", "agent-b"] if "calls" in kind else ["agent-1", "agent-2"])
+    prompts = [recording.prompt(0) for recording in recordings]
+    assert [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts] == asked
+
+
+ALIKE = {"messages", "conversations"}
+UNLIKE = [
+    (kind, other)
+    for kind in KINDS
+    for other in (*KINDS, "something else", "no JSON")
+    if kind != other and {kind, other} != ALIKE
+]
+
+
+@pytest.mark.parametrize(("kind", "other"), UNLIKE)
+def test_a_line_of_another_kind_is_named_by_its_number(write: Callable[[str], Path], kind: str, other: str) -> None:
+    second = lines(KINDS[other][1]) if other in KINDS else {"something else": "[1]", "no JSON": "{"}[other]
+    path = write("\n" + lines(KINDS[kind][0]) + second)
+    with pytest.raises(ValueError, match=r"line 3 of .* is not of the kind of its first one; wanted: lines of"):
+        load(path)
+
+
 def test_a_folder_is_all_of_its_files(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text(lines([USER]))
@@ -135,6 +201,15 @@ def test_a_folder_is_all_of_its_files(tmp_path: Path) -> None:
         (b"\xfd7zXZ\x00 broken", "cannot be read"),
         (b"\x1f\x8b broken", "cannot be read"),
         (b"\xff\xfe\xff", "cannot be read"),
+        (gzip.compress(b"[" * 5_000)[:-12], "cannot be read"),
+        (gzip.compress(lines(call("hello")).encode())[:12] + b"\xff" * 40, "cannot be read"),
+        (lzma.compress(lines(call("hello")).encode())[:-20], "cannot be read"),
+        (b"[" * 100_000 + b"]" * 100_000, "is no recorded agent that is known here"),
+        (lines({"messages": [USER], "tools": [{"name": 1}]}).encode(), "comes with tools that are none: "),
+        (
+            lines({"tree": {"tree": {"children": [1]}}, "answer_generation": {}}).encode(),
+            "a search tree that cannot be",
+        ),
         (lines([USER], {"x": 1}).encode(), "line 2 of .* is not of the kind of its first one; wanted: lines of"),
         (lines([SAID]).encode()[:-3], "is no recorded agent that is known here"),
     ],

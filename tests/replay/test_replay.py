@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from agentkv import Runtime
 from agentkv.replay import Asked, Recording, Step, UnlimitedCache, replay
+from agentkv.replay.conversation import conversations
 from support.chat_models import TEMPLATE
 from support.runtimes import own_cache, own_cache_folder, serving
 from support.tiny_chat import tiny_chat_tokenizer
 from support.tiny_models import tiny_model
+from support.tiny_tokenizers import byte_level
 
 __all__ = ["own_cache", "own_cache_folder"]  # Fixtures are found by their names in this module.
 
@@ -76,6 +80,35 @@ async def test_what_an_unlimited_cache_would_supply_is_supplied(runtime: Runtime
         assert each.reachable_tokens == min(reachable, len(beginnings) - 1)
         computed = (*each.token_ids, *each.reply.token_ids[:-1])
         known |= {computed[:end] for end in range(1, len(computed) + 1)}
+
+
+@asynccontextmanager
+async def writing_odd_tokens() -> AsyncIterator[Runtime]:
+    """A model whose answers are cut into tokens as no tokenizer would cut their text: its weights are random."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|end|>")
+    model = tiny_model("llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    async with serving(model, tokenizer=tokenizer, chat_template=TEMPLATE, context_limit=512) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+async def test_a_model_that_gives_its_recorded_answers_again_is_sent_the_ids_that_it_gave(cold: bool) -> None:
+    sent = []
+    async with writing_odd_tokens() as runtime:
+        session = runtime.session("Be brief.", history="template")
+        for number in range(3):
+            reply = await session.ask(f"Question {number}.", max_tokens=8)
+            sent.append(session.token_ids[: reply.usage.prompt_tokens])
+        (recording,) = conversations([session.messages], "itself")
+    async with writing_odd_tokens() as runtime:
+        # What the template's text alone would be cut into is another prompt.
+        assert runtime.count_tokens(recording.messages(2)) != len(sent[2])
+        asked: list[Asked] = []
+        await replay(runtime, [recording], max_tokens=8, cold=cold, on_call=asked.append)
+        assert [each.token_ids for each in asked] == sent
+        assert all(each.reply.usage.prompt_tokens == len(each.token_ids) for each in asked)
+        cached = [each.reply.usage.cached_tokens for each in asked]
+        assert cached == [0 if cold else each.reachable_tokens for each in asked]
 
 
 async def test_the_sums_are_those_of_the_runtime(runtime: Runtime) -> None:
