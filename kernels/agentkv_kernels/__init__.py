@@ -1,6 +1,6 @@
 """KV pages and attention over them. Tensors only: knows no request, session or policy."""
 
-from .backend import Backend, BackendFactory, get_backend, register_backend
+from .backend import Backend, BackendFactory, get_backend, known_backends, register_backend
 from .errors import (
     DtypeMismatch,
     KernelError,
@@ -30,6 +30,7 @@ __all__ = [
     "StoreTooLarge",
     "UnknownBackend",
     "get_backend",
+    "known_backends",
     "plan",
     "register_backend",
 ]

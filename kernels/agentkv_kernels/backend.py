@@ -84,11 +84,16 @@ def register_backend(name: str, factory: BackendFactory) -> None:
     _factories[name] = factory
 
 
+def known_backends() -> tuple[str, ...]:
+    """The names that are registered, sorted."""
+    return tuple(sorted(_factories))
+
+
 def get_backend(name: str | None = None, device: str | torch.device = "cpu") -> Backend:
     """The backend of that name, or with None the best registered one for the device. Raises UnknownBackend."""
     where = torch.device(device)
     if name is None:
         name = next(known for known in _preferred.get(where.type, ("reference",)) if known in _factories)
     if name not in _factories:
-        raise UnknownBackend(f"no backend is named {name!r}; known are {', '.join(sorted(_factories))}")
+        raise UnknownBackend(f"no backend is named {name!r}; known are {', '.join(known_backends())}")
     return _factories[name](where)

@@ -35,10 +35,10 @@ def _sinks(heads: int) -> torch.Tensor:
     seed=st.integers(0, 2**16),
 )
 def test_any_step_equals_the_definition_with_nan_in_every_other_slot(
-    lens, kv_heads, group, key_size, value_size, page_size, window, softcap, with_sinks, seed
+    backend, lens, kv_heads, group, key_size, value_size, page_size, window, softcap, with_sinks, seed
 ):
     step = paged_step(
-        ReferenceBackend(),
+        backend,
         [q for q, _ in lens],
         [c for _, c in lens],
         spec=LayerSpec(kv_heads, key_size, value_size, torch.float32),
@@ -78,9 +78,9 @@ def test_a_decode_step_in_several_groups_answers_every_sequence(monkeypatch, win
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 9])
-def test_low_precision_stays_within_the_rounding_of_its_own_inputs(dtype, window):
+def test_low_precision_stays_within_the_rounding_of_its_own_inputs(backend, dtype, window):
     step = paged_step(
-        ReferenceBackend(),
+        backend,
         [1, 20, 1, 40],
         [50, 30, 0, 0],
         spec=LayerSpec(3, 64, 64, dtype),
@@ -96,9 +96,9 @@ def test_low_precision_stays_within_the_rounding_of_its_own_inputs(dtype, window
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_a_sequence_in_a_batch_gets_the_answer_it_gets_alone(window):
+def test_a_sequence_in_a_batch_gets_the_answer_it_gets_alone(backend, window):
     query_lens, context_lens = [1, 1, 30, 1, 5], [0, 75, 11, 40, 60]
-    step = paged_step(ReferenceBackend(), query_lens, context_lens, spec=DENSE, num_heads=4, page_size=4)
+    step = paged_step(backend, query_lens, context_lens, spec=DENSE, num_heads=4, page_size=4)
     together = step.attend(window=window).split(query_lens)
     for i, part in enumerate(step.query.split(query_lens)):
         alone = plan([query_lens[i]], [context_lens[i]], [step.page_tables[i]], page_size=4)
@@ -109,8 +109,8 @@ def test_a_sequence_in_a_batch_gets_the_answer_it_gets_alone(window):
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 16, 37])
-def test_a_prompt_in_chunks_gets_the_answer_of_the_prompt_at_once(chunk, window):
-    whole = paged_step(ReferenceBackend(), [37], [0], spec=DENSE, num_heads=4, page_size=4)
+def test_a_prompt_in_chunks_gets_the_answer_of_the_prompt_at_once(backend, chunk, window):
+    whole = paged_step(backend, [37], [0], spec=DENSE, num_heads=4, page_size=4)
     parts = []
     for start in range(0, 37, chunk):
         query = whole.query[start : start + chunk]
@@ -119,14 +119,14 @@ def test_a_prompt_in_chunks_gets_the_answer_of_the_prompt_at_once(chunk, window)
     torch.testing.assert_close(torch.cat(parts), whole.attend(window=window), rtol=0, atol=1e-6)
 
 
-def test_infinity_in_the_free_slots_is_harmless_too():
+def test_infinity_in_the_free_slots_is_harmless_too(backend):
     options = {"spec": DENSE, "num_heads": 4, "page_size": 4}
-    step = paged_step(ReferenceBackend(), [1, 6, 1], [9, 3, 30], **options, poison=float("inf"))
+    step = paged_step(backend, [1, 6, 1], [9, 3, 30], **options, poison=float("inf"))
     torch.testing.assert_close(step.attend().double(), step.expected(), rtol=0, atol=FP32)
 
 
-def test_a_sliding_layer_relies_on_no_page_that_lies_wholly_before_its_window():
-    step = paged_step(ReferenceBackend(), [1, 8], [60, 60], spec=DENSE, num_heads=4, page_size=4)
+def test_a_sliding_layer_relies_on_no_page_that_lies_wholly_before_its_window(backend):
+    step = paged_step(backend, [1, 8], [60, 60], spec=DENSE, num_heads=4, page_size=4)
     expected = step.expected(window=8)
     # The first query at position 60 sees keys from 53 on, which lie in page 13.
     dead = [page * 4 + offset for pages in step.page_tables for page in pages[:13] for offset in range(4)]
@@ -134,33 +134,32 @@ def test_a_sliding_layer_relies_on_no_page_that_lies_wholly_before_its_window():
     torch.testing.assert_close(step.attend(window=8).double(), expected, rtol=0, atol=FP32)
 
 
-def test_results_stay_valid_when_later_calls_reuse_the_buffers():
-    step = paged_step(ReferenceBackend(), [1, 1], [9, 30], spec=DENSE, num_heads=4, page_size=4)
+def test_results_stay_valid_when_later_calls_reuse_the_buffers(backend):
+    step = paged_step(backend, [1, 1], [9, 30], spec=DENSE, num_heads=4, page_size=4)
     first = step.attend()
     kept = first.clone()
     step.attend(query=step.query * 3)
     assert torch.equal(first, kept)
 
 
-def test_answers_are_the_same_inside_and_outside_inference_mode():
-    step = paged_step(ReferenceBackend(), [1, 5], [9, 30], spec=DENSE, num_heads=4, page_size=4)
+def test_answers_are_the_same_inside_and_outside_inference_mode(backend):
+    step = paged_step(backend, [1, 5], [9, 30], spec=DENSE, num_heads=4, page_size=4)
     with torch.inference_mode():
         inside = step.attend()
         step.backend.copy_pages(step.store, [1], [1])
     assert torch.equal(step.attend(query=step.query.clone().requires_grad_()), inside)
 
 
-def test_a_store_made_in_inference_mode_can_be_written_outside_of_it():
+def test_a_store_made_in_inference_mode_can_be_written_outside_of_it(backend):
     with torch.inference_mode():
-        step = paged_step(ReferenceBackend(), [1], [3], spec=DENSE, num_heads=4, page_size=4)
+        step = paged_step(backend, [1], [3], spec=DENSE, num_heads=4, page_size=4)
         step.attend()
     step.store.fill_slots([0], 1.0)
     step.attend(query=torch.zeros(1, 4, 16))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_keys_and_values_may_come_as_views_of_a_larger_tensor(kv_heads):
-    backend = ReferenceBackend()
+def test_keys_and_values_may_come_as_views_of_a_larger_tensor(backend, kv_heads):
     store = backend.make_store([LayerSpec(kv_heads, 8, 8, torch.float32)], 3, 4, "cpu")
     packed = torch.randn(3, 2 * kv_heads * 8)
     key, value = (half.view(3, kv_heads, 8) for half in packed.chunk(2, dim=1))
@@ -170,10 +169,10 @@ def test_keys_and_values_may_come_as_views_of_a_larger_tensor(kv_heads):
     assert torch.equal(pages.values[0].view(8, kv_heads, 8)[[1, 2, 5]], value)
 
 
-def test_a_whole_step_reads_as_its_sequences_whatever_their_order():
+def test_a_whole_step_reads_as_its_sequences_whatever_their_order(backend):
     order = [3, 0, 2, 1]
     query_lens, context_lens = [1, 9, 1, 1], [50, 2, 0, 21]
-    step: PagedStep = paged_step(ReferenceBackend(), query_lens, context_lens, spec=DENSE, num_heads=4, page_size=4)
+    step: PagedStep = paged_step(backend, query_lens, context_lens, spec=DENSE, num_heads=4, page_size=4)
     parts = step.query.split(query_lens)
     shuffled = plan(
         [query_lens[i] for i in order],

@@ -60,17 +60,16 @@ def test_a_name_is_registered_once():
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_two_backends_give_one_answer(window):
+def test_two_backends_give_one_answer(backend, window):
     lens = ([1, 7, 1], [12, 5, 0])
-    backends: list[Backend] = [ReferenceBackend(), PlainBackend()]
+    backends: list[Backend] = [backend, PlainBackend()]
     mine, other = (paged_step(b, *lens, spec=SPEC, num_heads=4, page_size=4) for b in backends)
     torch.testing.assert_close(mine.attend(window=window), other.attend(window=window), rtol=0, atol=1e-6)
 
 
-def test_one_backend_serves_two_stores_in_turns():
-    shared = ReferenceBackend()
+def test_one_backend_serves_two_stores_in_turns(backend):
     steps = [
-        paged_step(shared, [1, 3], [n, 2], spec=SPEC, num_heads=4, page_size=size, seed=n)
+        paged_step(backend, [1, 3], [n, 2], spec=SPEC, num_heads=4, page_size=size, seed=n)
         for n, size in ((9, 4), (30, 16))
     ]
     outs = [step.attend() for step in steps]
@@ -78,8 +77,8 @@ def test_one_backend_serves_two_stores_in_turns():
         torch.testing.assert_close(out.double(), step.expected(), rtol=0, atol=1e-5)
 
 
-def test_each_misfit_of_a_query_is_named():
-    step = paged_step(ReferenceBackend(), [1, 2], [3, 0], spec=SPEC, num_heads=4, page_size=4)
+def test_each_misfit_of_a_query_is_named(backend):
+    step = paged_step(backend, [1, 2], [3, 0], spec=SPEC, num_heads=4, page_size=4)
     query = step.query
     for wrong, error, message in [
         (query[:2], ShapeMismatch, r"expected \[3, num_heads, 8\], got \[2, 4, 8\]"),
@@ -97,9 +96,8 @@ def test_each_misfit_of_a_query_is_named():
         step.attend(window=0)
 
 
-def test_keys_and_values_that_do_not_fit_their_layer_are_refused():
-    reference = ReferenceBackend()
-    store = reference.make_store([SPEC], 3, 4, "cpu")
+def test_keys_and_values_that_do_not_fit_their_layer_are_refused(backend):
+    store = backend.make_store([SPEC], 3, 4, "cpu")
     key, value, slots = torch.zeros(2, 2, 8), torch.zeros(2, 2, 6), torch.tensor([4, 5])
     for args, error in [
         ((key[:1], value, slots), ShapeMismatch),
@@ -107,19 +105,19 @@ def test_keys_and_values_that_do_not_fit_their_layer_are_refused():
         ((key, value.bfloat16(), slots), DtypeMismatch),
     ]:
         with pytest.raises(error):
-            reference.store_kv(store, 0, *args)
+            backend.store_kv(store, 0, *args)
     with pytest.raises(ValueError, match="layers are 0 to 0"):
-        reference.store_kv(store, 1, key, value, slots)
+        backend.store_kv(store, 1, key, value, slots)
 
 
-def test_a_step_planned_for_another_store_is_refused():
-    step = paged_step(ReferenceBackend(), [1], [3], spec=SPEC, num_heads=4, page_size=4)
+def test_a_step_planned_for_another_store_is_refused(backend):
+    step = paged_step(backend, [1], [3], spec=SPEC, num_heads=4, page_size=4)
     with pytest.raises(PageOutOfRange, match="page tables hold"):
         step.attend(metadata=plan([1], [3], [[99]], page_size=4))
     with pytest.raises(ShapeMismatch, match=r"planned for pages of 8, the store has pages of 4"):
         step.attend(metadata=plan([1], [3], [[1]], page_size=8))
     with pytest.raises(TypeError, match="a store that it made"):
-        ReferenceBackend().copy_pages(PlainBackend().make_store([SPEC], 3, 4, "cpu"), [1], [2])
+        backend.copy_pages(PlainBackend().make_store([SPEC], 3, 4, "cpu"), [1], [2])
 
 
 def test_every_error_of_the_package_has_one_root():

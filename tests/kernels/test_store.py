@@ -15,7 +15,6 @@ from agentkv_kernels import (
     LayerSpec,
     PageOutOfRange,
     PagesData,
-    ReferenceBackend,
     ShapeMismatch,
     StoreTooLarge,
 )
@@ -49,25 +48,25 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_a_store_takes_no_memory_before_its_pages_are_written():
+def test_a_store_takes_no_memory_before_its_pages_are_written(backend):
     if not Path("/proc/self/statm").exists():
         pytest.skip("resident memory is read from /proc, which this system lacks")
     layers = [LayerSpec(8, 128, 128, torch.bfloat16)] * 32
     gc.collect()
     before = _resident_bytes()
-    store = ReferenceBackend().make_store(layers, 2048, 16, "cpu")
+    store = backend.make_store(layers, 2048, 16, "cpu")
     assert store.num_bytes == 4 << 30
     assert _resident_bytes() - before < 16 << 20
     assert not any(tensor.any() for tensor in store.export_pages([0, 2047]).keys)
 
 
-def test_a_store_beyond_all_memory_is_refused_by_name():
+def test_a_store_beyond_all_memory_is_refused_by_name(backend):
     with pytest.raises(StoreTooLarge, match="fewer pages"):
-        ReferenceBackend().make_store([LayerSpec(8, 128, 128, torch.float32)], 1 << 45, 16, "cpu")
+        backend.make_store([LayerSpec(8, 128, 128, torch.float32)], 1 << 45, 16, "cpu")
 
 
-def test_bytes_are_those_of_keys_and_values_over_all_layers():
-    store = ReferenceBackend().make_store(LAYERS, 5, 4, "cpu")
+def test_bytes_are_those_of_keys_and_values_over_all_layers(backend):
+    store = backend.make_store(LAYERS, 5, 4, "cpu")
     assert store.page_bytes == 4 * (2 * 16 * 4 + 2 * 16 * 4 + 40 * 2)
     assert store.num_bytes == 5 * store.page_bytes
     assert store.layers == tuple(LAYERS)
@@ -75,8 +74,8 @@ def test_bytes_are_those_of_keys_and_values_over_all_layers():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=7, unique=True), st.sampled_from([1, 4, 16]))
-def test_pages_survive_the_way_through_stores_of_different_layouts(page_ids, page_size):
-    mine = ReferenceBackend().make_store(LAYERS, 7, page_size, "cpu")
+def test_pages_survive_the_way_through_stores_of_different_layouts(backend, page_ids, page_size):
+    mine = backend.make_store(LAYERS, 7, page_size, "cpu")
     other = PlainBackend().make_store(LAYERS, 7, page_size, "cpu")
     pages = _random_pages(len(page_ids), page_size)
     mine.import_pages(page_ids, pages)
@@ -88,8 +87,8 @@ def test_pages_survive_the_way_through_stores_of_different_layouts(page_ids, pag
     assert not any(tensor.any() for tensor in mine.export_pages(untouched).values)
 
 
-def test_exported_pages_are_the_callers_own():
-    store = ReferenceBackend().make_store(LAYERS, 3, 1, "cpu")
+def test_exported_pages_are_the_callers_own(backend):
+    store = backend.make_store(LAYERS, 3, 1, "cpu")
     exported = store.export_pages([1])
     store.fill_slots([1], 5.0)
     assert not any(tensor.any() for tensor in exported.keys)
@@ -97,11 +96,11 @@ def test_exported_pages_are_the_callers_own():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=8, unique_by=lambda pair: pair[1]))
-def test_copied_pages_hold_what_their_sources_held_and_no_other_page_changes(copies):
-    store = ReferenceBackend().make_store(LAYERS, 8, 4, "cpu")
+def test_copied_pages_hold_what_their_sources_held_and_no_other_page_changes(backend, copies):
+    store = backend.make_store(LAYERS, 8, 4, "cpu")
     pages = _random_pages(8, 4)
     store.import_pages(range(8), pages)
-    ReferenceBackend().copy_pages(store, [src for src, _ in copies], [dst for _, dst in copies])
+    backend.copy_pages(store, [src for src, _ in copies], [dst for _, dst in copies])
     source = list(range(8))
     for src, dst in copies:
         source[dst] = src
@@ -109,8 +108,8 @@ def test_copied_pages_hold_what_their_sources_held_and_no_other_page_changes(cop
     assert _equal(store.export_pages(range(8)), expected)
 
 
-def test_fill_slots_reaches_keys_and_values_of_every_layer_and_nothing_else():
-    store = ReferenceBackend().make_store(LAYERS, 2, 4, "cpu")
+def test_fill_slots_reaches_keys_and_values_of_every_layer_and_nothing_else(backend):
+    store = backend.make_store(LAYERS, 2, 4, "cpu")
     store.fill_slots([1, 6], float("nan"))
     pages = store.export_pages([0, 1])
     for tensor in [*pages.keys, *pages.values]:
@@ -119,8 +118,7 @@ def test_fill_slots_reaches_keys_and_values_of_every_layer_and_nothing_else():
 
 
 @pytest.mark.parametrize("page_ids", [[-1], [3], [0, 7]])
-def test_page_ids_the_store_does_not_have_are_refused_everywhere(page_ids):
-    backend = ReferenceBackend()
+def test_page_ids_the_store_does_not_have_are_refused_everywhere(backend, page_ids):
     store = backend.make_store(LAYERS, 3, 4, "cpu")
     for call in (
         lambda: store.export_pages(page_ids),
@@ -132,14 +130,13 @@ def test_page_ids_the_store_does_not_have_are_refused_everywhere(page_ids):
             call()
 
 
-def test_copy_pages_wants_one_destination_for_each_source():
-    backend = ReferenceBackend()
+def test_copy_pages_wants_one_destination_for_each_source(backend):
     with pytest.raises(ShapeMismatch, match="2 sources and 1 destinations"):
         backend.copy_pages(backend.make_store(LAYERS, 3, 4, "cpu"), [0, 1], [2])
 
 
-def test_pages_that_do_not_fit_are_refused_before_anything_is_written():
-    store = ReferenceBackend().make_store(LAYERS, 3, 4, "cpu")
+def test_pages_that_do_not_fit_are_refused_before_anything_is_written(backend):
+    store = backend.make_store(LAYERS, 3, 4, "cpu")
     good = _random_pages(1, 4)
     wrong_dtype = [*good.values[:-1], good.values[-1].float()]
     cases = [
@@ -157,15 +154,15 @@ def test_pages_that_do_not_fit_are_refused_before_anything_is_written():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: LayerSpec(0, 8, 8, torch.float32),
-        lambda: LayerSpec(1, 8, 0, torch.float32),
-        lambda: LayerSpec(1, 8, 8, torch.float32, window=0),
-        lambda: ReferenceBackend().make_store([], 3, 4, "cpu"),
-        lambda: ReferenceBackend().make_store(LAYERS, 0, 4, "cpu"),
-        lambda: ReferenceBackend().make_store(LAYERS, 3, 0, "cpu"),
-        lambda: ReferenceBackend().make_store(LAYERS, 3, 4, "cpu").spec(3),
+        lambda backend: LayerSpec(0, 8, 8, torch.float32),
+        lambda backend: LayerSpec(1, 8, 0, torch.float32),
+        lambda backend: LayerSpec(1, 8, 8, torch.float32, window=0),
+        lambda backend: backend.make_store([], 3, 4, "cpu"),
+        lambda backend: backend.make_store(LAYERS, 0, 4, "cpu"),
+        lambda backend: backend.make_store(LAYERS, 3, 0, "cpu"),
+        lambda backend: backend.make_store(LAYERS, 3, 4, "cpu").spec(3),
     ],
 )
-def test_layers_and_stores_of_nothing_are_plain_misuse(make):
+def test_layers_and_stores_of_nothing_are_plain_misuse(backend, make):
     with pytest.raises(ValueError, match=r".+"):
-        make()
+        make(backend)

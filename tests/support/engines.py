@@ -20,7 +20,7 @@ from agentkv.model_runner import exactness_bound, open_runner
 from agentkv.reply import Reply
 from agentkv.sampling_params import SamplingParams
 from agentkv.scheduler import Scheduler
-from support.page_contents import HashRunner, RecordingRunner
+from support.page_contents import HashRunner, PoisoningRunner
 from support.tiny_models import VOCAB_SIZE, greedy, tiny_model
 
 __all__ = ["Cold", "Driver", "Letters", "cold", "hash_driver", "model_driver", "random_prompt"]
@@ -141,6 +141,9 @@ class Driver:
                 assert key not in self.replies, "a choice ended twice"
                 assert list(update.reply.token_ids) == self.tokens.get(key, [])
                 assert update.reply.text == self.texts.get(key, "")
+                usage = update.reply.usage
+                assert usage.prompt_tokens == usage.cached_tokens + usage.computed_tokens
+                assert sum(usage.misses.values()) == usage.computed_tokens
                 self.replies[key] = update.reply
             elif isinstance(update, CallFailed):
                 assert update.call_id not in self.errors, "a call failed twice"
@@ -193,7 +196,7 @@ def model_driver(
     backend: str | None = None,
     **options: Any,
 ) -> Iterator[Driver]:
-    """An engine over a real tiny model, whose logits are recorded."""
+    """An engine over a real tiny model; logits are recorded, and pages hold NaN wherever nothing was written."""
     inner = open_runner(
         model,
         name=type(model).__name__,
@@ -205,7 +208,7 @@ def model_driver(
         backend=backend,
     )
     try:
-        runner = RecordingRunner(inner, page_size)
+        runner = PoisoningRunner(inner, page_size)
         yield Driver(_engine(runner, num_pages, {"page_size": page_size, **options}), runner)
     finally:
         inner.close()

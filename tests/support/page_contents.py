@@ -14,9 +14,9 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from agentkv.engine import Runner
-from agentkv.model_runner import PackedSequence
+from agentkv.model_runner import ModelRunner, PackedSequence
 
-__all__ = ["HashRunner", "PageContents", "RecordingRunner", "hash_logits"]
+__all__ = ["HashRunner", "PageContents", "PoisoningRunner", "RecordingRunner", "hash_logits"]
 
 Tokens = tuple[int, ...]
 
@@ -78,6 +78,26 @@ class RecordingRunner:
             for position in positions_with_logits(sequence):
                 self.rows.append((prefix[: position + 1], next(rows).float().clone()))
         return logits
+
+
+class PoisoningRunner(RecordingRunner):
+    """As RecordingRunner, over a store in which every slot holds NaN until a token is written there.
+
+    The whole store at first; before each step the null page, and of each sequence the slots behind its context, which
+    the step writes or must not read: a page that was freed and is handed out again holds no keys of its former life.
+    """
+
+    def __init__(self, inner: ModelRunner, page_size: int) -> None:
+        super().__init__(inner, page_size)
+        self._store, self._page_size = inner.store, page_size
+        self._store.fill_slots(range(inner.store.num_pages * page_size), float("nan"))
+
+    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
+        for sequence in sequences:
+            size = self._page_size
+            slots = [page_id * size + offset for page_id in sequence.page_ids for offset in range(size)]
+            self._store.fill_slots([*range(size), *slots[sequence.context_len :]], float("nan"))
+        return super().run(sequences)
 
 
 def hash_logits(prefix: Sequence[int], vocab_size: int) -> Tensor:
