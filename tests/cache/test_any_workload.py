@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.cache_oracle import CacheUnderTest
+from support.examples import examples
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 namespaces = st.sampled_from([b"", b"", b"tenant"])
@@ -86,9 +87,8 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=30,
-    phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

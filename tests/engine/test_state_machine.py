@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentkv.errors import PoolFull
 from support.engines import Driver, cold, hash_driver, model_driver
+from support.examples import examples
 from support.tiny_models import tiny_model
 
 P, PAGES, VOCABULARY = 3, 11, 16
@@ -115,7 +116,10 @@ class EngineMachine(RuleBasedStateMachine):
                 if call in self.driver.errors:
                     # The only reason: a call that alone needs more than the pool.
                     assert isinstance(self.driver.errors[call], PoolFull)
-                    assert len(prompt) + options["max_tokens"] > PAGES * P or "n" in options
+                    if "n" in options:
+                        self.prove_refusal_of_samples(call, prompt, options["n"])
+                    else:
+                        assert len(prompt) + options["max_tokens"] > PAGES * P
                 elif call not in self.aborted | self.cancelled:
                     assert reply is not None
                     assert reply.finish_reason == "length"
@@ -123,6 +127,13 @@ class EngineMachine(RuleBasedStateMachine):
         counters = self.driver.engine.counters
         assert counters.prompt_tokens == counters.cached_tokens + counters.computed_tokens
         assert sum(counters.misses.values()) == counters.computed_tokens
+
+    def prove_refusal_of_samples(self, call: int, prompt: tuple[int, ...], n: int) -> None:
+        """They do not fit side by side over one copy of the whole pages of their prompt."""
+        shared = len(prompt) // P
+        longest = len(prompt) + max(len(self.driver.tokens.get((call, index), ())) for index in range(n))
+        own = -(-longest // P) - shared
+        assert shared + n * own > PAGES, "it would have fit"
 
 
 class LlamaMachine(EngineMachine):
@@ -157,6 +168,6 @@ def verdicts() -> Path:
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=150, stateful_step_count=50)
+TestEngine.settings = settings(max_examples=examples(150), stateful_step_count=50)
 TestEngineOverLlama = LlamaMachine.TestCase
-TestEngineOverLlama.settings = settings(max_examples=30, stateful_step_count=30)
+TestEngineOverLlama.settings = settings(max_examples=examples(30), stateful_step_count=30)

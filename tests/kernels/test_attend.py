@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentkv_kernels import LayerSpec, ReferenceBackend, gather_plan, plan
+from support.examples import examples
 from support.pages import PagedStep, paged_step
 
 # fp32 rounds at 6e-8; a softmax over at most 100 scores of size up to 30 keeps that within 30 * 6e-8 * a few.
@@ -21,7 +22,7 @@ def _sinks(heads: int) -> torch.Tensor:
     return torch.linspace(-1, 3, heads)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     lens=lengths,
     kv_heads=st.sampled_from([1, 2, 3]),
@@ -50,7 +51,7 @@ def test_any_step_equals_the_definition_with_nan_in_every_other_slot(
     torch.testing.assert_close(step.attend(**options).double(), step.expected(**options), rtol=0, atol=FP32)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(lens=lengths, window=st.sampled_from([None, 5]), seed=st.integers(0, 2**16))
 def test_a_step_split_at_every_limit_of_memory_equals_the_whole(lens, window, seed):
     step = paged_step(

@@ -23,6 +23,7 @@ from transformers import (
 
 from agentkv.sampling import SamplingState, process_logits
 from agentkv.sampling_params import SamplingParams
+from support.examples import examples
 
 VOCAB = 23
 
@@ -99,13 +100,13 @@ def test_each_parameter_alone_equals_its_processor(name: str, data: st.DataObjec
 
 
 @given(row=rows())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_all_parameters_combined_equal_the_chain_of_processors(row: Row) -> None:
     assert torch.equal(scores_together([row])[0], transformers_scores(row))
 
 
 @given(batch=st.lists(rows(), min_size=2, max_size=6))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_row_of_a_mixed_batch_gets_what_it_gets_alone(batch: list[Row]) -> None:
     logits = torch.stack([row.logits.float() for row in batch])
     together = process_logits(logits, [row.state() for row in batch])
@@ -119,7 +120,7 @@ def test_a_row_of_a_mixed_batch_gets_what_it_gets_alone(batch: list[Row]) -> Non
     top_p=st.floats(0.0, 1.0) | st.floats(0.9, 1.0),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_top_p_over_a_large_vocabulary_equals_its_processor(
     seed: int, spread: float, top_p: float, dtype: torch.dtype
 ) -> None:
@@ -161,7 +162,7 @@ def test_rows_of_a_real_vocabulary_equal_the_chain_of_processors(vocab: int) -> 
 
 
 @given(seed=st.integers(0, 2**32), rank=st.integers(0, 40), steps=st.integers(-3, 3))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_top_p_within_rounding_of_an_edge_equals_its_processor(seed: int, rank: int, steps: int) -> None:
     """The budget is a sum that fp32 sorting itself comes to, and a few of its steps beside it."""
     generator = torch.Generator().manual_seed(seed)

@@ -20,6 +20,7 @@ from agentkv.sampling import (
     sample,
 )
 from agentkv.sampling_params import SamplingParams
+from support.examples import examples
 
 VOCAB = 31
 
@@ -66,7 +67,7 @@ def make_state(request: tuple[SamplingParams, list[int], list[int], tuple[int, .
 
 
 @given(batch=st.lists(requests, min_size=1, max_size=8), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_row_gets_the_token_and_logprobs_that_it_gets_alone(
     batch: list[tuple[SamplingParams, list[int], list[int], tuple[int, ...] | None]], dtype: torch.dtype
 ) -> None:

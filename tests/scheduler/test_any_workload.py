@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from agentkv.errors import PoolFull, RequestError
+from support.examples import examples
 from support.fake_engine import VOCABULARY, FakeEngine
 
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=14)
@@ -107,8 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=60,
-    phases=[Phase.generate],
+    max_examples=examples(60),
     stateful_step_count=20,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
