@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import itertools
 import threading
@@ -340,8 +339,7 @@ class Runtime:
 
     def _chat_turn(self, prompt: Sequence[Any], options: CallOptions) -> ChatTurn:
         name = self._opened.name if self._opened is not None else "this model"
-        # Arguments of calls and fields that we do not know may hold the caller's own dicts and lists.
-        asked = Conversation(copy.deepcopy(without_implicit(normalise(prompt, model=name))))
+        asked = Conversation(without_implicit(normalise(prompt, model=name)))
         return ChatTurn(
             self,
             lambda: asked,
@@ -388,8 +386,9 @@ class Runtime:
             cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
             chat_template_kwargs=chat_template_kwargs, sampling=sampling,
         )  # fmt: skip
-        self._num_sessions += 1
-        return Session(self, messages=normalise(given, model=model), options=options, history=history)
+        session = Session(self, messages=normalise(given, model=model), options=options, history=history)
+        self.session_opened()
+        return session
 
     # -- what sessions ask for ----------------------------------------------------------------------------------
 
@@ -425,16 +424,19 @@ class Runtime:
             raise
         return Submitted(worker, call.call_id, mailbox)
 
+    def session_opened(self) -> None:
+        """Count one more session, a fork or not."""
+        with self._lock:
+            self._num_sessions += 1
+
     def seed_of(self, *parts: object) -> int:
         """From the runtime's seed and these, so that the order of arrival changes nothing."""
         return xxh3_64_intdigest(repr((self._config.seed, *parts)).encode())
 
-    def supersede(self, token_ids: Sequence[int], start: int, cache_salt: str | None) -> None:
-        """Tell the cache that what lies behind `start` was taken back."""
-        opened = self._ready()
-        namespace = opened.namespace(cache_salt)
-        taken_back = array("i", token_ids)
-        self._serving().tell(lambda engine: engine.cache.supersede(taken_back, start, namespace=namespace))
+    def supersede(self, token_ids: array[int], start: int, cache_salt: str | None) -> None:
+        """Tell the cache, soon, that what lies behind `start` was taken back; the array is not changed afterwards."""
+        namespace = self._ready().namespace(cache_salt)
+        self._serving().tell(lambda engine: engine.cache.supersede(token_ids, start, namespace=namespace))
 
     def _ready(self) -> Opened:
         if self._opened is None:

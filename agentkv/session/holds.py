@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agentkv.chat import Message
 from agentkv.errors import PendingToolCalls, RequestError
 from agentkv.events import ToolResult
 from agentkv.streams import CallStream
-from agentkv.tool_calls import ToolCall
-from agentkv.tools import run_tool_calls
+from agentkv.tool_calls import ToolCall, ToolCallCounts
+from agentkv.tools import Tool, run_tool_calls
 
 from .options import CallOptions
-from .turns import Answered, Conversation
+from .state import SessionState
+from .turns import Answered, ChatTurn, Conversation
 
-if TYPE_CHECKING:
-    from .session import Session
+__all__ = ["Hold", "MakeTurn", "SessionRun"]
 
-__all__ = ["Hold", "SessionRun"]
+
+class MakeTurn(Protocol):
+    """Makes the next turn of a session's conversation."""
+
+    def __call__(
+        self, enter: Callable[[], Conversation], options: CallOptions, told: Callable[[Answered], None]
+    ) -> ChatTurn: ...
 
 
 class Hold:
-    """A session while one of its calls is answered, with what the call adds to the conversation."""
+    """A session's state while one call holds it, with what the call adds to the conversation."""
 
-    def __init__(self, session: Session, new: tuple[Message, ...]) -> None:
-        self._session, self._new = session, new
+    def __init__(self, state: SessionState, new: tuple[Message, ...]) -> None:
+        self._state, self._new = state, new
         self._held = False
 
     def enter(self) -> Conversation:
         """The conversation to be answered; raises SessionBusy, PendingToolCalls, RequestError."""
-        session = self._session
-        conversation = session._enter()
+        conversation = self._state.enter()
         self._held = True
         try:
             conversation = conversation.then(*self._new)
             if conversation.unanswered:
-                raise PendingToolCalls(session.name or "session", conversation.unanswered)
+                raise PendingToolCalls(self._state.label, conversation.unanswered)
             if not conversation.messages:
                 raise RequestError("there is nothing to answer: the session has no messages yet; ask(content)")
         except BaseException:
@@ -46,42 +51,43 @@ class Hold:
         return conversation
 
     def leave(self) -> None:
-        """Free the session, once, if it was this call that held it."""
+        """Let the state go, once, if it was this call that held it."""
         if self._held:
             self._held = False
-            self._session._leave()
+            self._state.leave()
 
 
 class SessionRun(Hold):
-    """A session as its run sees it: held from the first turn to the last."""
+    """A session's state as its run sees it: held from the first turn to the last."""
 
-    def __init__(self, session: Session, task: tuple[Message, ...], options: CallOptions) -> None:
-        super().__init__(session, task)
-        self._options = options
+    def __init__(
+        self,
+        state: SessionState,
+        task: tuple[Message, ...],
+        options: CallOptions,
+        make_turn: MakeTurn,
+        count: Callable[[ToolCallCounts], None],
+    ) -> None:
+        """make_turn: its answers are noted by whoever made it; count: hears of results that are errors."""
+        super().__init__(state, task)
+        self._options, self._make_turn, self._count = options, make_turn, count
+        self._tools: Mapping[str, Tool] = {tool.name: tool for tool in options.tools}
 
     def turn(self, conversation: Conversation, tool_choice: str | None, told: Callable[[Answered], None]) -> CallStream:
         options = self._options if tool_choice is None else replace(self._options, tool_choice=tool_choice)
-
-        def note(answered: Answered) -> None:
-            self._session._note(answered)
-            told(answered)
-
-        return CallStream(self._session._turn(lambda: conversation, options, note), None)
+        return CallStream(self._make_turn(lambda: conversation, options, told), None)
 
     def can_run(self, call: ToolCall) -> bool:
-        tool = self._session._tools.get(call.name)
+        tool = self._tools.get(call.name)
         return call.error is not None or tool is None or tool.call is not None
 
     async def answer(self, calls: tuple[ToolCall, ...], on_result: Callable[[ToolResult], None]) -> list[ToolResult]:
-        session = self._session
-
         def told(result: ToolResult) -> None:
             if result.counts.failed:
-                session._count_tool_calls(result.counts)
-                session._host.served_now().tool_calls.add(result.counts)
+                self._count(result.counts)
             on_result(result)
 
-        return await run_tool_calls(calls, session._tools, session._denied, on_result=told)
+        return await run_tool_calls(calls, self._tools, self._state.denied, on_result=told)
 
     def keep(self, conversation: Conversation) -> None:
-        self._session._conversation = conversation
+        self._state.keep(conversation)

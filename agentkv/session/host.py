@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,8 +88,11 @@ class Host(Protocol):
     async def submit(self, question: Question) -> Submitted:
         """Hand a question to the engine, waiting for a place in the queue where that is asked for."""
 
+    def session_opened(self) -> None:
+        """Count one more session, a fork or not."""
+
     def seed_of(self, *parts: object) -> int:
         """A seed that depends on the runtime's own and on these, and on nothing else."""
 
-    def supersede(self, token_ids: Sequence[int], start: int, cache_salt: str | None) -> None:
-        """Tell the cache that what lies behind `start` was taken back."""
+    def supersede(self, token_ids: array[int], start: int, cache_salt: str | None) -> None:
+        """Tell the cache, soon, that what lies behind `start` was taken back; the array is not changed afterwards."""

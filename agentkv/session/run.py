@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -17,7 +17,10 @@ from agentkv.usage import Usage
 
 from .turns import Answered, Conversation
 
-__all__ = ["Run", "RunHost", "RunStream", "results_as_messages"]
+__all__ = ["CANCELLED", "Run", "RunHost", "RunStream", "results_as_messages"]
+
+CANCELLED = "cancelled"
+"""What the model reads of a tool that was still running, or had not begun, when its task was cancelled and kept."""
 
 Stopped = Literal["answer", "max_turns", "length", "tool_calls"]
 
@@ -64,7 +67,12 @@ class RunHost(Protocol):
 
 
 class RunStream(Stream):
-    """The events of all turns, with the results of the tools between them."""
+    """The events of all turns, with the results of the tools between them.
+
+    A cancel ends the turn that is under way: with `keep` its reply stays, and calls of it that have no result get
+    CANCELLED for one; without, the session stands as after the turn before. A turn that was finished when the cancel
+    came, and a task that was done, are left as they are.
+    """
 
     def __init__(self, host: RunHost, *, max_turns: int, tool_choice: str | None, timeout: float | None) -> None:
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
@@ -75,46 +83,54 @@ class RunStream(Stream):
         self._tool_choice = tool_choice
         self._timeout = timeout
         self._deadline: float | None = None
-        self._events: AsyncIterator[StreamEvent] | None = None
+        self._begins_with: Conversation | None = None
+        """Once the session is held."""
+        self._events: AsyncGenerator[StreamEvent, None] | None = None
+        """Once the first event was asked for."""
         self._now: CallStream | None = None
         self._tools: asyncio.Task[list[ToolResult]] | None = None
         self._run: Run | None = None
         self._error: BaseException | None = None
         self._cancelled = False
+        self._keeps = False
+        """Whether the cancel keeps the turn that it ended."""
         self._replies: list[Reply] = []
         self._results: list[ToolResult] = []
 
     async def __aenter__(self) -> Self:
+        self._enter()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         if self._events is not None:
-            await self._events.aclose()  # type: ignore[attr-defined]
+            await self._events.aclose()
+        elif self._error is None:
+            # A generator that was never begun runs none of its own code when it is closed.
+            self._fail(StreamClosed("this stream was left before its end; the task is not done"))
 
     async def __anext__(self) -> StreamEvent:
         if self._error is not None:
             raise self._error
         if self._events is None:
-            self._events = self._work()
-            if self._timeout is not None:
-                self._deadline = asyncio.get_running_loop().time() + self._timeout
+            self._events = self._work(self._enter())
         deadline = asyncio.timeout_at(self._deadline)
         try:
             async with deadline:
-                return await self._events.__anext__()
-        except TimeoutError:
-            if deadline.expired():
-                error = TimeoutError(f"the task was not done within {self._timeout} s")
-            self._error = error
-            raise error from None
+                return await anext(self._events)
         except StopAsyncIteration:
             raise
+        except TimeoutError as error:
+            if not deadline.expired():
+                self._error = error
+                raise
+            self._error = TimeoutError(f"the task was not done within {self._timeout} s")
+            raise self._error from None
         except BaseException as error:
             self._error = StreamClosed("the task ended by an error") if not isinstance(error, Exception) else error
             raise
 
     async def run(self) -> Run:
-        """What became of the task, once it is done."""
+        """What became of the task, once it is done. StreamClosed where it was left or cancelled before."""
         async for _ in self:
             pass
         if self._run is None:
@@ -124,21 +140,42 @@ class RunStream(Stream):
     async def reply(self) -> Reply:
         async for _ in self:
             pass
-        if self._cancelled and self._replies:
+        if self._run is None and self._cancelled and self._replies:
             return self._replies[-1]
         return (await self.run()).reply
 
     async def cancel(self, *, keep: bool = False) -> None:
-        self._cancelled = True
-        if self._tools is not None:
+        if self._cancelled or self._error is not None:
+            return
+        self._cancelled, self._keeps = True, keep
+        if self._events is None:
+            self._fail(StreamClosed("this stream was cancelled before it began; it has no reply"))
+            return
+        if self._tools is not None and not self._tools.done():
             self._tools.cancel()
+            await asyncio.wait([self._tools])
         if self._now is not None:
             await self._now.cancel(keep=keep)
 
-    async def _work(self) -> AsyncIterator[StreamEvent]:
-        conversation, choice = self._host.enter(), self._tool_choice
+    def _enter(self) -> Conversation:
+        """Hold the session, and start the time, if it was not done yet."""
+        if self._error is not None:
+            raise self._error
+        if self._begins_with is None:
+            self._begins_with = self._host.enter()
+            if self._timeout is not None:
+                self._deadline = asyncio.get_running_loop().time() + self._timeout
+        return self._begins_with
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._host.leave()
+
+    async def _work(self, conversation: Conversation) -> AsyncGenerator[StreamEvent, None]:
+        choice = self._tool_choice
         try:
-            while True:
+            # Asked before each turn: a cancel that comes between two turns must not begin another one.
+            while not self._cancelled:
                 answers: list[Answered] = []
                 # Known before it begins, so that a cancel from another task reaches it while it waits for its place.
                 stream = self._now = self._host.turn(conversation, choice, answers.append)
@@ -152,9 +189,8 @@ class RunStream(Stream):
                         return
                     raise
                 self._replies.append(reply)
-                if self._cancelled:
-                    if answers:
-                        self._host.keep(answers[0].conversation)
+                if not answers:
+                    # Cancelled, and not to be kept.
                     return
                 conversation = answers[0].conversation
                 stopped = self._stops(reply)
@@ -163,12 +199,20 @@ class RunStream(Stream):
                     self._host.keep(conversation)
                     self._end(stopped)
                     return
-                async for result in self._answer(reply.tool_calls):
-                    yield result
-                if self._cancelled:
+                come: dict[str, ToolResult] = {}
+                if not self._cancelled:
+                    async for result in self._answer(reply.tool_calls):
+                        come[result.call.id] = result
+                        yield result
+                finished = len(come) == len(reply.tool_calls) and reply.finish_reason != "cancelled"
+                if not finished and not self._keeps:
                     return
-                conversation = conversation.then(*results_as_messages(self._results[-len(reply.tool_calls) :]))
+                results = [come.get(call.id) or _cancelled(call) for call in reply.tool_calls]
+                self._results += results
+                conversation = conversation.then(*results_as_messages(results))
                 self._host.keep(conversation)
+                if not finished:
+                    return
                 # It has been called once: from here on the model is free to answer.
                 choice = None if choice is None else "auto"
                 if stopped is None and len(self._replies) == self._max_turns:
@@ -182,6 +226,8 @@ class RunStream(Stream):
     def _stops(self, reply: Reply) -> Stopped | None:
         if reply.finish_reason == "length":
             return "length"
+        if reply.finish_reason == "cancelled":
+            return None
         if not reply.tool_calls:
             return "answer"
         return None if self._can_answer(reply) else "tool_calls"
@@ -196,19 +242,23 @@ class RunStream(Stream):
         self._run = Run(self._replies[-1], len(self._replies), tuple(self._results), usage, calls, stopped)
 
     async def _answer(self, calls: tuple[ToolCall, ...]) -> AsyncIterator[ToolResult]:
-        """Each result as it comes; those of this turn are kept in the order of the calls."""
+        """Each result as it comes; of those that a cancel stops there is none."""
         come: asyncio.Queue[ToolResult | None] = asyncio.Queue()
-        self._tools = asyncio.ensure_future(self._host.answer(calls, come.put_nowait))
-        self._tools.add_done_callback(lambda _: come.put_nowait(None))
+        tools = self._tools = asyncio.ensure_future(self._host.answer(calls, come.put_nowait))
+        tools.add_done_callback(lambda _: come.put_nowait(None))
         try:
             while (result := await come.get()) is not None:
                 yield result
-            if not (self._tools.cancelled() and self._cancelled):
-                self._results += self._tools.result()
+            if not (tools.cancelled() and self._cancelled):
+                tools.result()
         finally:
-            if not self._tools.done():
-                self._tools.cancel()
-                await asyncio.wait([self._tools])
+            if not tools.done():
+                tools.cancel()
+                await asyncio.wait([tools])
+
+
+def _cancelled(call: ToolCall) -> ToolResult:
+    return ToolResult(call, CANCELLED, CANCELLED, 0.0)
 
 
 def results_as_messages(results: list[ToolResult]) -> tuple[Message, ...]:

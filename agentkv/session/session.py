@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, Self, overload
 
 from agentkv.chat import Message, as_implicit, normalise, to_openai, without_implicit
-from agentkv.errors import RequestError, SessionBusy, SessionClosed
+from agentkv.errors import RequestError
 from agentkv.reply import Reply
 from agentkv.report import SessionReport, report_of_usages
 from agentkv.sampling_params import SamplingParams
@@ -22,9 +19,10 @@ from agentkv.usage import Usage
 
 from .holds import Hold, SessionRun
 from .host import Host
-from .marks import Lineage, Mark
+from .marks import Mark
 from .options import CallOptions, check_tool_choice
 from .run import Run, RunStream
+from .state import Place, SessionState
 from .turns import Answered, ChatTurn, Conversation, PlainTurn, known
 
 __all__ = ["Content", "Mark", "Session"]
@@ -33,8 +31,6 @@ _log = logging.getLogger("agentkv")
 
 Content = str | Sequence[Any] | Mapping[str, Any] | None
 """Text, a list of text parts, a message, a list of messages, or None: go on from what is there."""
-
-_idents = itertools.count()
 
 
 class Session:
@@ -48,11 +44,12 @@ class Session:
         self,
         host: Host,
         *,
-        messages: tuple[Message, ...],
+        messages: tuple[Message, ...] = (),
         options: CallOptions,
         history: Literal["exact", "template"],
         path: tuple[int, ...] = (),
         parent: Session | None = None,
+        state: SessionState | None = None,
     ) -> None:
         if history not in ("exact", "template"):
             raise ValueError(f'history must be "exact" or "template", got {history!r}')
@@ -61,20 +58,9 @@ class Session:
         self._exact = history == "exact"
         self._path = path
         self._parent = parent
-        self._conversation = Conversation(without_implicit(messages))
-        self._turns = 0
         self._tools = {tool.name: tool for tool in options.tools}
-        self._denied: dict[str, str] = {}
-        self._usages: list[Usage] = []
-        self._tool_calls = ToolCallCounts()
-        self._lock = threading.Lock()
-        self._busy_since: float | None = None
-        self._closed = False
-        self._warned = False
-        self._num_forks = 0
-        self._ident = next(_idents)
-        self._num_marks = 0
-        self._ancestors = Lineage()
+        place = Place(Conversation(without_implicit(messages)))
+        self._state = state if state is not None else SessionState(options.name or "session", place)
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -91,7 +77,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether a call is being answered."""
-        return self._busy_since is not None
+        return self._state.busy
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -104,7 +90,7 @@ class Session:
 
         Known once the runtime is started.
         """
-        conversation = self._conversation
+        conversation = self._state.conversation
         if not conversation.messages:
             return ()
         if len(conversation.messages) == conversation.ledger.num_messages:
@@ -141,7 +127,7 @@ class Session:
     @property
     def usage(self) -> Usage:
         """The sum over this session's own calls; a fork begins at nothing."""
-        return sum(self._usages, Usage())
+        return sum(self._state.usages, Usage())
 
     @property
     def context_left(self) -> int:
@@ -150,14 +136,14 @@ class Session:
 
     def report(self) -> SessionReport:
         """What this session's calls asked, what was cached of it, why the rest was not, and which tool calls failed."""
-        seconds = self._host.seconds_per_prompt_token() if self._usages else None
-        return report_of_usages(
-            self.name or "session", self._usages, seconds_per_prompt_token=seconds, tool_calls=self._tool_calls
-        )
+        state = self._state
+        usages = state.usages
+        seconds = self._host.seconds_per_prompt_token() if usages else None
+        return report_of_usages(state.label, usages, seconds_per_prompt_token=seconds, tool_calls=state.tool_calls)
 
     def count_tokens(self, content: Content) -> int:
         """Tokens that the next prompt would have with this content. Known once the runtime is started."""
-        conversation = self._conversation.then(*self._messages_of(content))
+        conversation = self._state.conversation.then(*self._messages_of(content))
         return len(self._prompt_ids(conversation, answer=True))
 
     # -- asking -------------------------------------------------------------------------------------------------
@@ -177,9 +163,13 @@ class Session:
         self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
     ) -> CallStream:
         """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
-        hold = Hold(self, self._messages_of(content))
+        hold = Hold(self._state, self._messages_of(content))
         options = self._call_options(tool_choice, sampling)
-        return CallStream(self._turn(hold.enter, options, self._keep_answer, hold.leave), timeout)
+
+        def keep(answered: Answered) -> None:
+            self._state.keep(answered.conversation)
+
+        return CallStream(self._turn(hold.enter, options, keep, hold.leave), timeout)
 
     async def run(
         self,
@@ -210,16 +200,16 @@ class Session:
     ) -> RunStream:
         """As `run`, as a stream of events, the results of the tools among them."""
         options = self._call_options(tool_choice, sampling)
-        run = SessionRun(self, self._messages_of(task), options)
+        run = SessionRun(self._state, self._messages_of(task), options, self._turn, self._count_errors)
         forced = options.tool_choice if options.tool_choice not in ("auto", "none") else None
         return RunStream(run, max_turns=max_turns, tool_choice=forced, timeout=timeout)
 
     async def prefill(self) -> Usage:
         """Compute what is there, so that the next call finds it cached. The conversation stays as it is."""
-        if not self._conversation.messages:
+        if not self._state.conversation.messages:
             raise RequestError("there is nothing to prefill: the session has no messages")
         await self._host.serve()
-        conversation = self._enter()
+        conversation = self._state.enter()
         try:
             turn = PlainTurn(
                 self._host,
@@ -230,8 +220,8 @@ class Session:
             async with CallStream(turn, None) as stream:
                 usage = (await stream.reply()).usage
         finally:
-            self._leave()
-        self._usages.append(usage)
+            self._state.leave()
+        self._state.count(usage)
         return usage
 
     # -- editing ------------------------------------------------------------------------------------------------
@@ -239,24 +229,21 @@ class Session:
     def append(self, *messages: Content) -> None:
         """Add messages without asking; a str is the user's. They are computed with the next call."""
         new = [one for message in messages for one in self._messages_of(message)]
-        with self._lock:
-            self._require_free()
-            self._conversation = self._conversation.then(*new)
+        self._state.edit(lambda conversation: conversation.then(*new))
 
     def mark(self) -> Mark:
         """This place. O(1)."""
-        self._num_marks += 1
-        return Mark(self._conversation, self._turns, self._ident, self._num_marks)
+        return self._state.mark()
 
     def rollback(self, mark: Mark) -> None:
-        """Go back to a place that was marked here, or before this session was forked. O(1); forks are untouched."""
+        """Go back to a place that was marked here, or before this session was forked; forks are untouched.
+
+        O(1): no token is copied, and no page changes hands. The cache is told, on the engine's thread, that what was
+        taken back may go first; it stays cached until room is needed.
+        """
         if not isinstance(mark, Mark):
             raise TypeError(f"rollback takes what mark() gave, got {type(mark).__name__}")
-        if mark.owner != self._ident and not self._ancestors.knows(mark):
-            raise ValueError("this mark was made in another session; rollback takes marks of this one")
-        with self._lock:
-            self._require_free()
-            left, self._conversation, self._turns = self._conversation, mark.conversation, mark.turns
+        left = self._state.go_back(mark)
         kept = len(mark.conversation.ledger.token_ids)
         if len(left.ledger.token_ids) > kept:
             self._host.supersede(left.ledger.token_ids, kept, self._options.cache_salt)
@@ -279,38 +266,34 @@ class Session:
         return [self._fork() for _ in range(n)]
 
     def _fork(self) -> Session:
-        with self._lock:
-            self._require_open()
-            self._num_forks += 1
-            number, conversation, turns = self._num_forks, self._conversation, self._turns
-        name = f"{self.name}/{number}" if self.name is not None else None
-        child = Session(
+        number, state = self._state.fork(self._fork_name)
+        self._host.session_opened()
+        return Session(
             self._host,
-            messages=(),
-            options=replace(self._options, name=name),
+            options=replace(self._options, name=self._fork_name(number)),
             history="exact" if self._exact else "template",
             path=(*self._path, number),
             parent=self,
+            state=state,
         )
-        child._conversation, child._turns = conversation, turns
-        child._denied = dict(self._denied)
-        child._ancestors = Lineage({**self._ancestors.serials, self._ident: self._num_marks})
-        return child
+
+    def _fork_name(self, number: int) -> str | None:
+        return f"{self.name}/{number}" if self.name is not None else None
 
     def deny(self, tool: str | Tool, reason: str) -> None:
         """Answer this tool's calls with the reason instead of running it. It stays in the prompt, which stays cached.
 
         O(1): no token changes.
         """
-        self._denied[self._tool_name(tool)] = reason
+        self._state.deny(self._tool_name(tool), reason)
 
     def allow(self, tool: str | Tool) -> None:
         """Run a denied tool again."""
-        self._denied.pop(self._tool_name(tool), None)
+        self._state.deny(self._tool_name(tool), None)
 
     async def close(self) -> None:
         """Further calls raise SessionClosed. A forgotten session costs nothing but its ids."""
-        self._closed = True
+        self._state.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -322,7 +305,7 @@ class Session:
 
     def _visible(self) -> tuple[Message, ...]:
         """The messages, with the system text that the template adds by itself."""
-        messages = self._conversation.messages
+        messages = self._state.conversation.messages
         if messages and messages[0].role == "system":
             return messages
         try:
@@ -378,36 +361,34 @@ class Session:
         told: Callable[[Answered], None],
         left: Callable[[], None] = lambda: None,
     ) -> ChatTurn:
+        def note(answered: Answered) -> None:
+            self._note(answered)
+            told(answered)
+
         return ChatTurn(
             self._host,
             enter,
             options,
             exact=self._exact,
-            seed=lambda token_ids: self._host.seed_of(self._root_name(), self._path, self._turns),
-            told=told,
-            denied=self._denied,
+            seed=lambda token_ids: self._host.seed_of(self._root_name(), self._path, self._state.place.turns),
+            told=note,
+            denied=self._state.denied,
             left=left,
         )
 
-    def _keep_answer(self, answered: Answered) -> None:
-        self._conversation = answered.conversation
-        self._note(answered)
-
     def _note(self, answered: Answered) -> None:
-        self._turns += 1
-        self._usages.append(answered.reply.usage)
-        self._count_tool_calls(ToolCallCounts.of_calls(answered.reply.tool_calls))
-        if answered.surplus_tokens > 0 and self._exact and not self._warned:
-            self._warned = True
+        self._state.count(answered.reply.usage, ToolCallCounts.of_calls(answered.reply.tool_calls))
+        if answered.surplus_tokens > 0 and self._exact and self._state.first_warning():
             _log.warning(
                 "session %r keeps %d tokens that the chat template would have dropped from earlier turns, so that what "
                 'is cached stays the beginning of the prompt; history="template" follows the template instead',
-                self.name or "session",
+                self._state.label,
                 answered.surplus_tokens,
             )
 
-    def _count_tool_calls(self, counts: ToolCallCounts) -> None:
-        self._tool_calls += counts
+    def _count_errors(self, counts: ToolCallCounts) -> None:
+        self._state.count(tool_calls=counts)
+        self._host.served_now().tool_calls.add(counts)
 
     def _root_name(self) -> str | None:
         root = self
@@ -420,21 +401,3 @@ class Session:
         if name not in self._tools:
             raise ValueError(f"no tool {name!r} here; the tools are {', '.join(self._tools) or 'none'}")
         return str(name)
-
-    def _enter(self) -> Conversation:
-        with self._lock:
-            self._require_free()
-            self._busy_since = time.monotonic()
-            return self._conversation
-
-    def _leave(self) -> None:
-        self._busy_since = None
-
-    def _require_free(self) -> None:
-        self._require_open()
-        if self._busy_since is not None:
-            raise SessionBusy(self.name or "session", time.monotonic() - self._busy_since)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise SessionClosed(f"session {self.name or 'session'!r} is closed; open another one")

@@ -53,7 +53,8 @@ class Stream(ABC):
         """Stop here. Choices that have not ended get the finish_reason "cancelled" and the text so far.
 
         keep: the answer so far stays cached whole and, in a session, part of the conversation. Returns when nothing
-        of the call runs any more. A call that has ended, or never started, is left as it is.
+        of the call runs any more. A call that has ended is left as it is; one that has not begun never will, and
+        reading it raises StreamClosed.
         """
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from agentkv import Report, Runtime
+from agentkv import ContentUnsupported, Report, Runtime
 from agentkv.report import report_of_usages
 from agentkv.testing import scripted
 from support.engines import random_prompt
@@ -111,11 +111,15 @@ async def test_tags_are_counted_beside_names_and_shown_behind_them() -> None:
 async def test_sessions_are_counted_and_a_session_knows_the_price_of_its_own_tokens() -> None:
     async with serving(scripted(["One.", "Two."]), num_pages=257, page_size=16, context_limit=1024) as runtime:
         session = runtime.session(name="planner")
-        runtime.session()
+        runtime.session().fork(2)
+        with pytest.raises(ContentUnsupported):
+            runtime.session(messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+        with pytest.raises(ValueError, match="history must be"):
+            runtime.session(history="none")
         assert str(session.report())
         await session.ask("Go.")
         await session.ask("On.")
-        assert "2 calls · 2 sessions" in str(runtime.report())
+        assert "2 calls · 4 sessions" in str(runtime.report())
         figures = session.report().to_dict()
     assert figures["calls"] == 2
     assert figures["prompt_tokens"] == session.usage.prompt_tokens

@@ -74,6 +74,38 @@ async def test_a_mark_and_a_rollback_of_4096_tokens_take_at_most_100_microsecond
         assert pages_in_books(runtime) == before
 
 
+async def test_taking_an_answered_turn_of_4096_tokens_back_takes_at_most_100_microseconds_and_no_page() -> None:
+    async with served(scripted(lambda asked: "ok"), strict=False) as runtime:
+        session = await long_session(runtime)
+        mark = session.mark()
+        await session.ask("More?")
+        answered = session.mark()
+        before = pages_in_books(runtime)
+        # Only the way back takes something back, and tells the cache so.
+        took = []
+        for _ in range(500):
+            session.rollback(answered)
+            took.append(median_seconds(lambda: session.rollback(mark), 1))
+        assert statistics.median(took) <= 100 * MICROSECONDS
+        assert pages_in_books(runtime) == before
+
+
+async def test_a_rollback_hands_the_cache_the_ledger_itself_and_copies_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(scripted(lambda asked: "ok")) as runtime:
+        told: list[Any] = []
+        session = runtime.session("Be brief.")
+        mark = session.mark()
+        await session.ask("One?")
+        cache = await asyncio.wrap_future(runtime._serving().ask(lambda engine: engine.cache))
+        monkeypatch.setattr(cache, "supersede", lambda token_ids, start, namespace: told.append(token_ids))
+        ledger = session.mark().conversation.ledger.token_ids
+        session.rollback(mark)
+        runtime.check()
+        assert [token_ids is ledger for token_ids in told] == [True]
+
+
 async def test_forks_go_on_by_themselves_and_share_all_that_was_before() -> None:
     async with served(scripted(echo)) as runtime:
         session = runtime.session("Be brief.", name="planner")
