@@ -12,8 +12,9 @@ from rich.console import Console
 
 from agentkv.cli.chat_commands import Conversations, Leave, run_command
 from agentkv.cli.chat_input import Lines
+from agentkv.cli.chat_template import require_chat_template
 from agentkv.cli.console import console, examples, progress_line
-from agentkv.errors import AgentKVError, ConfigError, EngineFailed, StreamClosed
+from agentkv.errors import AgentKVError, EngineFailed, StreamClosed
 from agentkv.events import ReasoningDelta, TextDelta
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ def chat(
             with progress_line() as told:
                 told(f"loading {model}")
                 runner.run(runtime.start())
-            if not runtime.served_now().scribe.template.exists:
-                raise ConfigError(f"{model} has no chat template, so it cannot chat: take a model made for it")
+            require_chat_template(runtime, model, "chat")
             conversations = Conversations(runtime, runtime.session(system=system, name=name, **sampling))
             failed = _talk(runner, conversations, model)
         finally:

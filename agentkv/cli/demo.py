@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from agentkv.cli.chat_template import require_chat_template
 from agentkv.cli.console import console, examples, progress_line
 from agentkv.cli.demo_display import as_dict, show_call, show_outcome
 from agentkv.cli.demo_outcome import Outcome, Way
@@ -87,7 +88,7 @@ class _Demo:
         try:
             seconds = time.perf_counter() - began
             self.out.print(f"{source.name} in fp32, loaded in {seconds:.1f} s", highlight=False)
-            warm, off, rules, page_size = asyncio.run(self._serve(loaded))
+            warm, off, rules, page_size = asyncio.run(self._serve(loaded, model))
             with quiet_transformers():
                 plain = self._generate(loaded, rules, warm, full=full)
         finally:
@@ -95,13 +96,14 @@ class _Demo:
         ways = (Way("agentkv", warm, warm), Way("agentkv, cache off", off, warm), plain)
         return Outcome(ways, count_positions(warm.calls, page_size))
 
-    async def _serve(self, loaded: LoadedModel) -> tuple[Played, Played, AnswerRules, int]:
+    async def _serve(self, loaded: LoadedModel, model: str) -> tuple[Played, Played, AnswerRules, int]:
         """The job with the cache and, in the same runtime, without it."""
         from agentkv import main_job
         from agentkv.runtime import Runtime
 
         self.progress("starting agentkv")
         async with Runtime(loaded.model, tokenizer=loaded.tokenizer, max_num_batched_tokens=_TOKENS_A_STEP) as runtime:
+            require_chat_template(runtime, model, "do the job")
             warm = await main_job.play(runtime, main_job.JOB, on_call=self._heading("agentkv"))
             off = await main_job.play(runtime, main_job.JOB, cache=False, on_call=self._heading("agentkv, cache off"))
             return warm, off, main_job.answer_rules(runtime), runtime.served_now().page_size

@@ -72,8 +72,7 @@ def as_dict(model: str, outcome: Outcome) -> dict[str, Any]:
         ],
         "positions": {"run": positions.run, "distinct": positions.distinct, "allowed": positions.allowed},
         "workers": len(outcome.warm.workers),
-        "tool_calls": len(outcome.warm.tool_results),
-        "malformed_tool_calls": outcome.malformed,
+        "tool_calls": outcome.warm.tool_calls.to_dict(),
     }
 
 
@@ -92,6 +91,8 @@ def _did(call: CallMade) -> str:
 
 def _shared(outcome: Outcome) -> list[str]:
     warm, positions = outcome.warm, outcome.positions
+    calls = warm.tool_calls
+    others = f", {calls.failed - calls.malformed} with another error" if calls.failed > calls.malformed else ""
     cached = warm.prompt_tokens - warm.computed_tokens
     taken = sum(warm.of([worker])[0].usage.cached_tokens for worker in warm.workers)
     return [
@@ -99,7 +100,7 @@ def _shared(outcome: Outcome) -> list[str]:
         f"already; {taken:,} of them the {len(warm.workers)} workers took from the planner and each other at once.",
         f"Computed: {positions.run:,} token positions, prompts and answers, of which {positions.distinct:,} differ; "
         f"up to {positions.allowed:,} are allowed for calls at the same time.",
-        f"Tools: {len(warm.tool_results)} calls by the model, {outcome.malformed} of them malformed.",
+        f"Tools: {calls.made} calls by the model, {calls.malformed} of them malformed{others}.",
     ]
 
 

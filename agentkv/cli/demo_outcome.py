@@ -50,11 +50,6 @@ class Outcome:
         return self.ways[0].played
 
     @property
-    def malformed(self) -> int:
-        """Calls of tools that could not be run."""
-        return sum(result.call.error is not None for result in self.warm.tool_results)
-
-    @property
     def holds(self) -> bool:
         """The answers are equal, and nothing was computed twice but what calls at the same time may."""
         return all(way.equal for way in self.ways) and self.positions.run <= self.positions.allowed

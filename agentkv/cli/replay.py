@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from agentkv.cli.chat_template import require_chat_template
 from agentkv.cli.console import console, examples, progress_line
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ async def _replay(
         told(f"loading {model}")
         runtime = Runtime(model, **options)
         await runtime.start()
+    if not all(recording.is_text for recording in recordings):
+        require_chat_template(runtime, model, "be asked messages")
     calls = sum(len(recording.steps) for recording in recordings)
     async with runtime:
         # Counting the tokens of a prompt that is too long is what cutting begins with, and no reason to warn of it.

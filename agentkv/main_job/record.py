@@ -9,6 +9,7 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from agentkv.events import ToolResult
+from agentkv.tool_calls import ToolCallCounts
 from agentkv.usage import Usage
 
 __all__ = ["CallMade", "Played", "Positions", "count_positions"]
@@ -84,6 +85,12 @@ class Played:
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple(result for call in self.calls for result in call.results)
+
+    @property
+    def tool_calls(self) -> ToolCallCounts:
+        """How many there were, and how many had an error for their result, by why."""
+        counts = ToolCallCounts.of_calls(result.call for result in self.tool_results)
+        return sum((result.counts for result in self.tool_results), counts)
 
 
 @dataclass(frozen=True, slots=True)

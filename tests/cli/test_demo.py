@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from typer.main import get_command
 
-from agentkv import main_job
+from agentkv import ToolCallCounts, main_job
 from agentkv.cli.commands import app, main
 from agentkv.cli.demo_outcome import Outcome
 from support.chat_models import TEMPLATE
@@ -95,7 +96,8 @@ def test_all_ways_answer_alike_and_only_the_cache_computes_a_prefix_once(full: d
 
 def test_the_model_makes_the_plan_and_eight_calls_of_which_none_is_malformed(full: dict[str, Any]) -> None:
     shown = full
-    assert (shown["workers"], shown["tool_calls"], shown["malformed_tool_calls"]) == (4, 9, 0)
+    assert shown["workers"] == 4
+    assert shown["tool_calls"] == ToolCallCounts(made=9).to_dict()
     planner, *others = shown["systems"][0]["calls"]
     (plan,) = planner["tool_calls"]
     assert plan["name"] == "plan"
@@ -156,6 +158,26 @@ def test_a_wrong_name_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str
     code, out, err = run(capsys, "--model", model)
     assert (code, out) == (2, "")
     assert err.startswith("agentkv: no model")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("lacks", ["tokenizer", "chat template"])
+@pytest.mark.parametrize("command", ["demo", "chat", "replay"])
+def test_a_model_that_cannot_be_spoken_to_is_told_with_2_and_one_line(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, command: str, lacks: str
+) -> None:
+    mute = tmp_path / "mute"
+    shutil.copytree(folder, mute)
+    for path in mute.iterdir():
+        if path.name == "chat_template.jinja" or (lacks == "tokenizer" and "token" in path.name):
+            path.unlink()
+    recorded = tmp_path / "recorded.jsonl"
+    recorded.write_text('[{"role": "user", "content": "Hello."}]\n')
+    words = {"demo": ["--model", str(mute)], "chat": [str(mute)], "replay": [str(recorded), "--model", str(mute)]}
+    code = main([command, *words[command]])
+    err = capsys.readouterr().err
+    assert code == 2
+    assert err.startswith(f"agentkv: {mute} has no {lacks}, so it cannot ")
     assert err.count("\n") == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import zipfile
@@ -43,6 +44,72 @@ def test_the_wheel_holds_the_three_packages_the_licence_and_the_command(wheel: P
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_every_file_of_the_packages_is_in_the_wheel_the_shop_of_the_demo_among_them(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for package, folder in (("agentkv", ""), ("agentkv_kernels", "kernels"), ("agentkv_radix", "radix")):
+        top = ROOT / folder
+        files = {path for path in (top / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        assert {path.relative_to(top).as_posix() for path in files} <= names
+    shop = {f"agentkv/main_job/shop/{name}" for name in ("complaints.md", "orders.py", "prices.py", "rules.md")}
+    assert shop <= names
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's packages and metadata; what it depends on is that of the tests."""
+    folder = tmp_path_factory.mktemp("installed")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(folder),
+        str(wheel),
+    ]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    if "No module named pip" in done.stderr:
+        pytest.skip("pip is not installed here; make venv brings it")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [(("--version",), "agentkv 0."), (("demo", "--help"), "--full"), (("doctor", "--json"), '"agentkv"')],
+)
+def test_the_program_of_an_installed_wheel_runs(installed: Path, words: tuple[str, ...], shown: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentkv", *words],
+        cwd=installed.parent,
+        env={**os.environ, "PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in ((0, 1) if words[0] == "doctor" else (0,)), done.stderr
+    assert shown in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_of_an_installed_wheel_reads_its_shop(installed: Path) -> None:
+    code = (
+        "from agentkv.main_job import shop_tools\n"
+        "print(shop_tools.__file__)\n"
+        "for path in shop_tools.PATHS: assert shop_tools.read_file(path).count(chr(10)) > 2, path\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=installed.parent, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(installed))
 
 
 def test_all_three_packages_import_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
