@@ -14,6 +14,7 @@ exact, and can be one ulp away.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from agentkv.errors import GrammarDeadEnd
 from agentkv.sampling.state import SamplingState
 from agentkv.sampling_params import SamplingParams
 
-__all__ = ["apply_masks", "process_logits"]
+__all__ = ["Scored", "process_logits", "score_rows"]
 
 _NEVER = float("-inf")
 _TOP_P_RANKS = 256
@@ -31,20 +32,36 @@ _TOP_P_RANKS = 256
 def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """Scores [n, vocab] in fp32, filtered tokens at -inf; `logits`, of any float dtype, is not changed.
 
-    A greedy row gets penalties and its mask only. Raises what a mask raises; `sample` confines that to its
+    What `sample` draws from, for whoever wants to look at it. Raises what a mask raises; `sample` confines that to its
     row. Costs O(vocab) per row and stage, top_p a sort.
     """
     if logits.dim() != 2 or logits.shape[0] != len(states):
         raise ValueError(f"{len(states)} states need logits [{len(states)}, vocab], got {list(logits.shape)}")
-    scores = logits.to(torch.float32, copy=True)
-    penalise(scores, states)
-    failures = apply_masks(scores, states)
-    for error in failures.values():
+    scored = score_rows(logits, states)
+    for error in scored.failures.values():
         raise error
-    return filter_scores(scores, [state.params for state in states])
+    return scored.scores
 
 
-def penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores [n, vocab] in fp32; of the rows in `failures`, whose mask failed, they mean nothing."""
+
+    scores: Tensor
+    failures: dict[int, Exception]
+
+
+def score_rows(logits: Tensor, states: Sequence[SamplingState]) -> Scored:
+    """Penalties, masks and filters on a copy of logits [n, vocab]. A greedy row gets penalties and its mask only."""
+    scores = logits.to(torch.float32, copy=True)
+    _penalise(scores, states)
+    failures = _apply_masks(scores, states)
+    drawn = {row: state.params for row, state in enumerate(states) if row not in failures and not state.params.greedy}
+    _filter(scores, drawn)
+    return Scored(scores, failures)
+
+
+def _penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
     """Repetition, presence and frequency penalties, in place, a scatter each. O(distinct tokens seen)."""
     repeating = [row for row, state in enumerate(states) if state.seen_token_ids]
     if repeating:
@@ -85,7 +102,7 @@ def _entries(
     return (where[real].to(device), ids[real].to(device)), penalties[real].to(device)
 
 
-def apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Exception]:
+def _apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Exception]:
     """Set what each row's mask forbids to -inf, in place; the errors of the rows whose mask fails, by row."""
     failures: dict[int, Exception] = {}
     for row, state in enumerate(states):
@@ -108,23 +125,22 @@ def apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Ex
     return failures
 
 
-def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Temperature, top_k, top_p and min_p for the rows that sample; scores [n, vocab] fp32 is overwritten."""
+def _filter(scores: Tensor, params: dict[int, SamplingParams]) -> None:
+    """Temperature, top_k, top_p and min_p for the rows in `params`; scores [n, vocab] fp32 is overwritten."""
     _on_rows(scores, params, lambda p: p.temperature != 1.0, _divide_by_temperature)
     _on_rows(scores, params, lambda p: p.top_k > 0, _keep_top_k)
     _on_rows(scores, params, lambda p: p.top_p < 1.0, _keep_top_p)
     _on_rows(scores, params, lambda p: p.min_p > 0.0, _keep_min_p)
-    return scores
 
 
 def _on_rows(
     scores: Tensor,
-    params: Sequence[SamplingParams],
+    params: dict[int, SamplingParams],
     wants: Callable[[SamplingParams], bool],
     stage: Callable[[Tensor, list[SamplingParams]], Tensor],
 ) -> None:
-    """Write `stage` of the sampling rows that want it back into scores."""
-    rows = [row for row, p in enumerate(params) if not p.greedy and wants(p)]
+    """Write `stage` of the rows that want it back into scores."""
+    rows = [row for row, p in params.items() if wants(p)]
     if not rows:
         return
     chosen = [params[row] for row in rows]

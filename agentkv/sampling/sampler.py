@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentkv.errors import BrokenLogits
 from agentkv.logprobs import TokenLogprobs
-from agentkv.sampling.processors import apply_masks, filter_scores, penalise
+from agentkv.sampling.processors import score_rows
 from agentkv.sampling.state import SamplingState
 
 __all__ = ["Sampled", "prompt_logprobs", "sample"]
@@ -65,9 +65,8 @@ def _sample_slow(
 ) -> None:
     """Tokens of the rows that need more than the argmax, written into token_ids and failures."""
     chosen = [states[row] for row in rows]
-    scores = _rows(logits, rows).to(torch.float32, copy=True)
-    penalise(scores, chosen)
-    failed = apply_masks(scores, chosen)
+    scored = score_rows(_rows(logits, rows), chosen)
+    scores, failed = scored.scores, scored.failures
     for index, error in failed.items():
         token_ids[rows[index]] = None
         failures[rows[index]] = error
@@ -77,9 +76,8 @@ def _sample_slow(
         for i, token_id in zip(greedy, _rows(scores, greedy).argmax(dim=-1).tolist(), strict=True):
             token_ids[rows[i]] = token_id
     if drawn:
-        kept = filter_scores(_rows(scores, drawn), [chosen[i].params for i in drawn])
         uniforms = [chosen[i].uniform() for i in drawn]
-        for i, token_id in zip(drawn, draw(kept, uniforms), strict=True):
+        for i, token_id in zip(drawn, draw(_rows(scores, drawn), uniforms), strict=True):
             token_ids[rows[i]] = token_id
             if token_id is None:
                 failures[rows[i]] = BrokenLogits(
