@@ -44,8 +44,11 @@ class ToolCall:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The call as it stands in an assistant message's `tool_calls`, in OpenAI's shape."""
-        arguments = json.dumps(self.arguments, ensure_ascii=False)
+        """The call as it stands in an assistant message's `tool_calls`, in OpenAI's shape.
+
+        A malformed one has for its arguments what the model wrote, as it is: they are no JSON object.
+        """
+        arguments = self.raw if self.failure == "malformed" else json.dumps(self.arguments, ensure_ascii=False)
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 

@@ -2,7 +2,7 @@
 
 from .ledger import Ledger, Scribe, TurnPrompt
 from .messages import Message, as_implicit, in_call_order, normalise, to_openai, without_implicit
-from .reader import ReadTurn, TurnReader, parse_calls
+from .reader import ReadTurn, TurnReader
 from .reasoning import ReasoningMarkers
 from .template import ChatTemplate, Traits
 
@@ -19,7 +19,6 @@ __all__ = [
     "as_implicit",
     "in_call_order",
     "normalise",
-    "parse_calls",
     "to_openai",
     "without_implicit",
 ]

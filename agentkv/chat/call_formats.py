@@ -18,7 +18,7 @@ from agentkv.tool_calls import CallFormat
 
 from .call_reader import ARGUMENTS_KEYS
 
-__all__ = ["CALL_FORMATS", "TOOL_CALL", "closing_marker", "format_of", "markers", "render_call", "render_calls"]
+__all__ = ["CALL_FORMATS", "TOOL_CALL", "closing_marker", "format_of", "markers", "render_calls"]
 
 TOOL_CALL = CallFormat("tool_call", before="<tool_call>\n", after="\n</tool_call>")
 BRACKETED = CallFormat("bracket", before="[TOOL_CALLS]", after="", listed=True)
@@ -60,11 +60,6 @@ def closing_marker(marker: str, call_format: CallFormat) -> str:
     if marker == call_format.before.strip():
         return call_format.after.strip()
     return TOOL_CALL.after.strip() if marker == TOOL_CALL.before.strip() else ""
-
-
-def render_call(name: str, arguments: Mapping[str, Any], call_format: CallFormat) -> str:
-    """One call as a model of this format writes it."""
-    return render_calls([(name, arguments)], call_format)
 
 
 def render_calls(calls: Iterable[tuple[str, Mapping[str, Any]]], call_format: CallFormat) -> str:

@@ -39,7 +39,7 @@ def malformed_call(identity: str, name: str, raw: str, reason: str, arguments_ke
     shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
     reason = " ".join(reason.split())
     error = f'malformed call: {reason}. Wanted {{"name": …, "{arguments_key}": {{…}}}}; there was {shown or "nothing"}'
-    return ToolCall(identity, name, raw=raw.strip(), error=error)
+    return ToolCall(identity, name, raw=raw.strip(), error=error, failure="malformed")
 
 
 class CallReader:

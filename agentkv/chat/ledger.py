@@ -22,7 +22,7 @@ from typing import Any
 from .messages import Message
 from .template import ChatTemplate
 
-__all__ = ["Ledger", "Scribe", "TurnPrompt"]
+__all__ = ["Change", "Ledger", "Scribe", "TurnPrompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,16 @@ class _Turn:
 
     num_messages: int
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Where a template renders a conversation otherwise than it did when the ids were made."""
+
+    message: int
+    """The first message whose rendering changed."""
+    dropped: str
+    """What of it is not rendered any more: "reasoning", "text" or "calls"; "form": only how it is written changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,8 @@ class Ledger:
     """The ids say what the template would render, but for the model's own way to write a reply."""
     seam_tokens: int = 0
     """Ids at the end that were encoded again, because the text ended inside a token."""
+    change: Change | None = None
+    """The first that the template made in what the ids say, where they were kept all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,10 @@ class TurnPrompt:
     surplus_tokens: int = 0
     """With exact history: how many more ids these are than the template's own rendering of the conversation."""
     seam_tokens: int = 0
+    change: Change | None = None
+    """What the template renders otherwise; with exact history its tokens are the surplus."""
+    rewritten_tokens: int = 0
+    """By the template's history: ids of the ledger that are given up, from the change on."""
 
 
 class Scribe:
@@ -111,8 +127,14 @@ class Scribe:
             suffix = self.template.after_turn(new, calls=calls, tools=tools, answer=answer, kwargs=kwargs)
         token_ids = (*ledger.token_ids, *self._encode(suffix))
         surplus = 0 if follows else len(token_ids) - len(self._encode(rendered))
-        kept = Ledger(ledger.token_ids, ledger.num_messages, ledger.turns, follows)
-        return TurnPrompt(token_ids, kept, surplus, ledger.seam_tokens)
+        change = ledger.change
+        if not follows and change is None:
+            # Looked for once, where it first came: what is kept is kept from there on.
+            turns = ledger.turns
+            first = bisect_left(turns, True, key=lambda turn: self._is_lost(turn, rendered, messages, tools, kwargs))
+            change = self._change(turns[min(first, len(turns) - 1)], rendered, messages, tools, kwargs)
+        kept = Ledger(ledger.token_ids, ledger.num_messages, ledger.turns, follows, change=change)
+        return TurnPrompt(token_ids, kept, surplus, ledger.seam_tokens, change)
 
     def _by_template(
         self,
@@ -122,23 +144,54 @@ class Scribe:
         tools: Sequence[Mapping[str, Any]],
         kwargs: Mapping[str, Any] | None,
     ) -> TurnPrompt:
-        def kept_text(turn: _Turn) -> str | None:
-            return self._still_there(rendered, messages[: turn.num_messages], tools, kwargs)
-
         def lost(turn: _Turn) -> bool:
-            return kept_text(turn) is None
+            return self._is_lost(turn, rendered, messages, tools, kwargs)
 
         # A turn that is rendered differently moves all that follow it, so the turns that are still there come first.
         # Mostly all of them are, so the last is tried before the middle.
         turns = ledger.turns
         count = len(turns) if not lost(turns[-1]) else bisect_left(turns, True, key=lost)
+        change = self._change(turns[count], rendered, messages, tools, kwargs) if count < len(turns) else None
         if not count:
-            return TurnPrompt(tuple(self._encode(rendered)), Ledger())
+            rewritten = len(ledger.token_ids)
+            return TurnPrompt(tuple(self._encode(rendered)), Ledger(), change=change, rewritten_tokens=rewritten)
         last = turns[count - 1]
         kept = Ledger(ledger.token_ids[: last.num_tokens], last.num_messages, turns[:count])
-        suffix = rendered[len(kept_text(last) or "") :]
+        suffix = rendered[len(self._still_there(rendered, messages[: last.num_messages], tools, kwargs) or "") :]
         seam = ledger.seam_tokens if count == len(turns) else 0
-        return TurnPrompt((*kept.token_ids, *self._encode(suffix)), kept, 0, seam)
+        rewritten = len(ledger.token_ids) - last.num_tokens
+        return TurnPrompt((*kept.token_ids, *self._encode(suffix)), kept, 0, seam, change, rewritten)
+
+    def _is_lost(
+        self,
+        turn: _Turn,
+        rendered: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+    ) -> bool:
+        return self._still_there(rendered, messages[: turn.num_messages], tools, kwargs) is None
+
+    def _change(
+        self,
+        turn: _Turn,
+        rendered: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+    ) -> Change:
+        """What became of the reply that ends the first turn which is rendered differently."""
+        number = turn.num_messages - 1
+        reply = messages[number]
+        before = self.template.render(messages[:number], tools=tools, answer=False, kwargs=kwargs)
+        rest = rendered.removeprefix(before)
+        if reply.reasoning and reply.reasoning.strip() not in rest:
+            return Change(number, "reasoning")
+        if reply.content and reply.content.strip() not in rest:
+            return Change(number, "text")
+        if any(call.name not in rest for call in reply.tool_calls):
+            return Change(number, "calls")
+        return Change(number, "form")
 
     def _still_there(
         self,
@@ -185,4 +238,5 @@ class Scribe:
             (*prompt.ledger.turns, _Turn(num_messages, len(token_ids))),
             prompt.ledger.follows_template,
             len(seam),
+            prompt.ledger.change,
         )

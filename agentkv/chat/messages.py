@@ -8,6 +8,7 @@ role "developer"                                   -> "system", which templates 
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,14 +59,14 @@ class Message:
 def normalise(messages: Iterable[Any], *, model: str = "this model") -> tuple[Message, ...]:
     """Messages in one form. Each is a mapping, or an object with `model_dump()` as OpenAI's SDK returns it.
 
-    Raises RequestError for what is no message, ContentUnsupported for a part that is not text, by the message's index
-    in the list and the part's type.
+    Nothing of what is given is kept: changing it later changes no message. Raises RequestError for what is no message,
+    ContentUnsupported for a part that is not text, by the message's index in the list and the part's type.
     """
     return in_call_order([_normalised(message, index, model) for index, message in enumerate(messages)])
 
 
 def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """OpenAI's shape, which `normalise` turns into equal messages again."""
+    """OpenAI's shape, which `normalise` turns into equal messages again; the caller's own to change."""
     return [_to_openai(message) for message in messages]
 
 
@@ -80,7 +81,8 @@ def _to_openai(message: Message) -> dict[str, Any]:
         "name": message.name,
         "implicit": message.implicit or None,
     }
-    return shape | {key: value for key, value in optional.items() if value is not None} | dict(message.extra)
+    given = {key: value for key, value in optional.items() if value is not None}
+    return shape | given | copy.deepcopy(dict(message.extra))
 
 
 def _normalised(message: Any, index: int, model: str) -> Message:
@@ -88,29 +90,45 @@ def _normalised(message: Any, index: int, model: str) -> Message:
     role = fields.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"message {index} needs a role, got keys {sorted(map(str, fields))}")
-    reasoning = fields.get("reasoning_content", fields.get("reasoning"))
+    reasoning = fields.get("reasoning_content")
+    if reasoning is None:
+        reasoning = fields.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, str):
         raise RequestError(f"reasoning_content of message {index} must be a str, got {type(reasoning).__name__}")
     return Message(
         role="system" if role == "developer" else role,
         content=_text(fields.get("content"), index, model),
         reasoning=reasoning,
-        tool_calls=tuple(_call(call, index) for call in fields.get("tool_calls") or ()),
+        tool_calls=_calls(fields.get("tool_calls"), index),
         tool_call_id=fields.get("tool_call_id"),
         name=fields.get("name"),
         implicit=bool(fields.get("implicit", False)),
-        extra={key: value for key, value in fields.items() if key not in _OWN_FIELDS and value is not None},
+        extra=_extra(fields, index),
     )
 
 
+def _extra(fields: Mapping[str, Any], index: int) -> dict[str, Any]:
+    extra = {key: value for key, value in fields.items() if key not in _OWN_FIELDS and value is not None}
+    try:
+        return copy.deepcopy(extra)
+    except Exception as error:
+        # Whatever objects stand in a field that we do not know: what they raise when they are copied is theirs.
+        raise RequestError(f"fields {sorted(map(str, extra))} of message {index} cannot be copied: {error}") from error
+
+
 def _fields(message: Any, index: int) -> Mapping[str, Any]:
-    if isinstance(message, Mapping):
-        return message
-    dump = getattr(message, "model_dump", None)
-    if callable(dump):
-        fields: Mapping[str, Any] = dump()
-        return fields
-    raise RequestError(f"message {index} must be a mapping with role and content, got {type(message).__name__}")
+    fields = _as_mapping(message)
+    if fields is None:
+        raise RequestError(f"message {index} must be a mapping with role and content, got {type(message).__name__}")
+    return fields
+
+
+def _as_mapping(obj: Any) -> Mapping[str, Any] | None:
+    if isinstance(obj, Mapping):
+        return obj
+    dump = getattr(obj, "model_dump", None)
+    fields: Mapping[str, Any] | None = dump() if callable(dump) else None
+    return fields
 
 
 def _text(content: Any, index: int, model: str) -> str:
@@ -135,8 +153,20 @@ def _a(kind: str) -> str:
     return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind}"
 
 
+def _calls(calls: Any, index: int) -> tuple[MessageCall, ...]:
+    if calls is None:
+        return ()
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes, bytearray)):
+        raise RequestError(f"tool_calls of message {index} must be a list of calls, got {type(calls).__name__}")
+    return tuple(_call(call, index) for call in calls)
+
+
 def _call(call: Any, index: int) -> MessageCall:
-    fields = _fields(call, index)
+    fields = _as_mapping(call)
+    if fields is None:
+        raise RequestError(
+            f"a tool call of message {index} must be a mapping with id and function, got {type(call).__name__}"
+        )
     function = fields.get("function", fields)
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
@@ -148,7 +178,7 @@ def _arguments(arguments: Any, index: int) -> dict[str, Any] | str:
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, Mapping):
-        return dict(arguments)
+        return _as_json(arguments, index)
     if not isinstance(arguments, str):
         raise RequestError(
             f"the arguments of a tool call of message {index} must be JSON or a dict, got {type(arguments).__name__}"
@@ -158,6 +188,15 @@ def _arguments(arguments: Any, index: int) -> dict[str, Any] | str:
     except ValueError:
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
+
+
+def _as_json(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """A copy that holds nothing but JSON, so that every template can write it and equal calls are equal."""
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the arguments of a tool call of message {index} are no JSON: {error}") from error
+    return copied
 
 
 def in_call_order(messages: Sequence[Message]) -> tuple[Message, ...]:

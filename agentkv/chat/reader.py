@@ -23,7 +23,7 @@ from .marker_search import MarkerSearch
 from .reasoning import ReasoningMarkers
 from .text_parts import TextParts
 
-__all__ = ["ReadTurn", "TurnDelta", "TurnReader", "parse_calls"]
+__all__ = ["ReadTurn", "TurnDelta", "TurnReader"]
 
 TurnDelta = TextDelta | ReasoningDelta | ToolCallDelta
 
@@ -247,15 +247,6 @@ class TurnReader:
     def _empty_delta(self) -> TextDelta | ReasoningDelta:
         kind = ReasoningDelta if self._read == self._read_reasoning else TextDelta
         return kind("", (), self._index)
-
-
-def parse_calls(text: str, call_format: CallFormat, *, tool_names: Collection[str], id_seed: int) -> ReadTurn:
-    """The calls of a finished text without reasoning, and the text beside them, as TurnReader finds them."""
-    reader = TurnReader(
-        reasoning=None, inside_reasoning=False, call_format=call_format, tool_names=tool_names, id_seed=id_seed
-    )
-    reader.feed(text, ())
-    return reader.finish()[1]
 
 
 def _bear(deltas: list[TurnDelta], empty: TextDelta | ReasoningDelta, token_ids: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ is declared anywhere, so each trait is found by rendering a small conversation w
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from .messages import Message, MessageCall, without_implicit
 from .reasoning import ReasoningMarkers, reasoning_markers, starts_inside
 
 __all__ = ["ChatTemplate", "Traits"]
+
+_log = logging.getLogger("agentkv")
 
 _WORD, _OTHER = "Xqzvbword", "Xqzvbother"
 _TOOL = "xqzvb_tool"
@@ -76,6 +79,8 @@ class Traits:
     """What it puts behind the text of an assistant's turn."""
     call_format: CallFormat
     reasoning: ReasoningMarkers | None
+    raw_arguments: bool = True
+    """It shows arguments that are a text and no JSON, as a malformed call has them; else they are left out."""
 
     @property
     def marks(self) -> frozenset[str]:
@@ -137,11 +142,6 @@ class ChatTemplate:
                 self._traits[key] = self._learn(kwargs)
             return self._traits[key]
 
-    def tools_in_words(self, tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any] | None = None) -> str | None:
-        """The text that describes tools to a model whose template cannot, or None where it can."""
-        traits = self.traits(kwargs)
-        return None if traits.knows_tools and traits.calls else _tools_text(tools, traits)
-
     def after_turn(
         self,
         new: Sequence[Message],
@@ -172,8 +172,9 @@ class ChatTemplate:
         def render(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
             try:
                 return self._render(messages, tools, answer=False, kwargs=kwargs)
-            except Exception:
+            except Exception as error:
                 # A template is a program: whatever it raises here means that it cannot say this.
+                _log.debug("the chat template refuses a conversation that it was tried with: %s", error)
                 return ""
 
         user, assistant = {"role": "user", "content": "hello"}, {"role": "assistant", "content": _WORD}
@@ -188,14 +189,15 @@ class ChatTemplate:
                 break
         else:
             call_text = ""
-        beside = ""
-        result = ""
+        beside = result = raw = ""
         if calls is not None:
             call = _call_of(_PROBE_CALL, calls)
             beside = render([user, {**assistant, "tool_calls": [call]}])
             asking = {"role": "assistant", "content": empty, "tool_calls": [call]}
             answer = {"role": "tool", "content": _WORD, "tool_call_id": _PROBE_CALL.id, "name": _TOOL}
             result = render([user, asking, answer])
+            malformed = _call_of(replace(_PROBE_CALL, arguments=f"{{{_OTHER}"), calls)
+            raw = render([user, {"role": "assistant", "content": empty, "tool_calls": [malformed]}])
         source = self._source()
         return Traits(
             knows_tools=_TOOL in render([user], [_PROBE_TOOL]),
@@ -208,12 +210,14 @@ class ChatTemplate:
             end_of_turn=render([user, assistant]).partition(_WORD)[2],
             call_format=format_of(call_text, _TOOL) if call_text else CALL_FORMATS[0],
             reasoning=reasoning_markers(source, self._added_tokens()),
+            raw_arguments=_OTHER in raw,
         )
 
     def _opening(self, user: dict[str, Any], kwargs: Mapping[str, Any] | None) -> str:
         try:
             without, with_it = (self._render([user], (), answer=answer, kwargs=kwargs) for answer in (False, True))
-        except Exception:
+        except Exception as error:
+            _log.info("what the chat template puts before an answer cannot be learnt: %s", error)
             return ""
         return with_it.removeprefix(without) if with_it.startswith(without) else ""
 
@@ -280,14 +284,14 @@ def _call_of(call: MessageCall, form: str) -> dict[str, Any]:
 def _as_known(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
     """Messages in the shape that the template reads."""
     shaped: list[dict[str, Any]] = []
-    for message in messages:
-        if message.tool_calls and traits.calls is None:
-            shaped.append(_shape(_calls_in_words(message, traits)))
-        elif message.role == "tool" and not traits.shows_results:
-            shaped.append(_shape(_result_in_words(message)))
-        elif message.tool_calls:
+    for message in _lowered(messages, traits, calls=traits.calls is None, results=not traits.shows_results):
+        if message.tool_calls:
             shape = _shape(message)
-            shape["tool_calls"] = [_call_of(call, traits.calls or "dict") for call in message.tool_calls]
+            calls = [
+                replace(call, arguments={}) if isinstance(call.arguments, str) and not traits.raw_arguments else call
+                for call in message.tool_calls
+            ]
+            shape["tool_calls"] = [_call_of(call, traits.calls or "dict") for call in calls]
             if not message.content:
                 shape["content"] = traits.empty_content
             elif not traits.calls_beside_text:
@@ -317,17 +321,28 @@ def _in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], t
     else:
         system, rest = traits.implicit_system or "", messages
     text = "\n\n".join(part for part in (system, _tools_text(tools, traits)) if part)
-    shaped = [Message("system", text)]
-    for message in rest:
-        if message.role == "tool":
-            result = _result_in_words(message)
-            if shaped[-1].role == "user" and shaped[-1].tool_call_id is not None:
-                shaped[-1] = replace(result, content=f"{shaped[-1].content}\n{result.content}")
-            else:
-                shaped.append(result)
-        else:
-            shaped.append(_calls_in_words(message, traits) if message.tool_calls else message)
-    return [_shape(replace(message, tool_call_id=None)) for message in shaped]
+    return [_shape(message) for message in (Message("system", text), *_lowered(rest, traits, calls=True, results=True))]
+
+
+def _lowered(messages: Sequence[Message], traits: Traits, *, calls: bool, results: bool) -> list[Message]:
+    """The same with calls, or results, as text.
+
+    Results that follow each other, and what the user says behind them, are one turn of the user's: many templates
+    want turns of user and assistant by turns.
+    """
+    lowered: list[Message] = []
+    behind_results = False
+    for message in messages:
+        is_result = results and message.role == "tool"
+        if is_result:
+            message = Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
+        elif calls and message.tool_calls:
+            message = _calls_in_words(message, traits)
+        if behind_results and message.role == "user":
+            message = replace(message, content=f"{lowered.pop().content}\n{message.content}")
+        lowered.append(message)
+        behind_results = is_result
+    return lowered
 
 
 def _tools_text(tools: Sequence[Mapping[str, Any]], traits: Traits) -> str:
@@ -338,11 +353,19 @@ def _tools_text(tools: Sequence[Mapping[str, Any]], traits: Traits) -> str:
 
 
 def _calls_in_words(message: Message, traits: Traits) -> Message:
-    calls = [(call.name, call.arguments if isinstance(call.arguments, dict) else {}) for call in message.tool_calls]
-    written = render_calls(calls, traits.call_format)
+    form, calls = traits.call_format, message.tool_calls
+    well_formed = [(call.name, call.arguments) for call in calls if not isinstance(call.arguments, str)]
+    if len(well_formed) == len(calls):
+        written = render_calls(well_formed, form)
+    else:
+        written = "\n".join(_one_in_words(call, form) for call in calls)
     return replace(message, content=f"{message.content}\n{written}" if message.content else written, tool_calls=())
 
 
-def _result_in_words(message: Message) -> Message:
-    content = f"<tool_response>\n{message.content}\n</tool_response>"
-    return Message("user", content, tool_call_id=message.tool_call_id or "result")
+def _one_in_words(call: MessageCall, form: CallFormat) -> str:
+    if not isinstance(call.arguments, str):
+        return render_calls([(call.name, call.arguments)], form)
+    if call.name in call.arguments:  # All that the model wrote, and not the arguments alone.
+        return f"{form.before}{call.arguments}{form.after}"
+    head = f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "{form.arguments_key}": '
+    return f"{form.before}{head}{call.arguments}}}{form.after}"

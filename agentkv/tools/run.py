@@ -189,6 +189,8 @@ async def _in_thread(tool: Tool, work: Callable[[], Any], until: float | None) -
         return _outcome(tool, waiting)
     finally:
         leave()
+        # Nobody reads any more what a thread that was given up raises later, and asyncio would complain of that.
+        waiting.cancel()
 
 
 async def _as_coroutine(tool: Tool, coroutine: Coroutine[Any, Any, Any], until: float | None) -> Any:

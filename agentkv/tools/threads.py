@@ -67,11 +67,6 @@ class ToolThreads:
             self._start_waiting()
         return job.future, lambda: self._leave(job)
 
-    @property
-    def num_left_behind(self) -> int:
-        """Threads that nobody waits for any more and that still run."""
-        return self._left_behind
-
     def _start_waiting(self) -> None:
         """Give free places to those who wait, in their order. The lock is held."""
         while self._waiting and len(self._running) < self._at_once:

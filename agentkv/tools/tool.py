@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
@@ -102,7 +103,9 @@ def _from_openai(obj: dict[Any, Any]) -> Tool:
     if "name" not in function or unknown:
         wrong = f"unknown keys {unknown}" if unknown else "no name"
         raise ValueError(f"a tool's function has name, description and parameters; this one has {wrong}")
-    return Tool(function["name"], function.get("description") or "", function.get("parameters") or {})
+    # A copy: what the caller does to his dict later changes no tool.
+    parameters = copy.deepcopy(function.get("parameters") or {})
+    return Tool(function["name"], function.get("description") or "", parameters)
 
 
 def _check_types(tool: Tool) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkv.chat.call_formats import CALL_FORMATS, format_of, markers, render_call, render_calls
-from agentkv.chat.reader import parse_calls
+from agentkv.chat.call_formats import CALL_FORMATS, format_of, markers, render_calls
 from agentkv.tool_calls import CallFormat
+from support.written_calls import parse_calls, render_call
 
 CALL = '{"name": "look_up", "arguments": {"word": "x"}}'
 LLAMA_CALL = '{"name": "look_up", "parameters": {"word": "x"}}'

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentkv.chat.call_formats import CALL_FORMATS
-from agentkv.chat.reader import TurnReader, parse_calls
+from agentkv.chat.reader import TurnReader
+from support.written_calls import parse_calls
 
 TOOL_CALL, BRACKETED, PARAMETERS, BARE = CALL_FORMATS
 ADD = '{"name": "add", "arguments": {"a": 1}}'

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentkv.chat.call_formats import CALL_FORMATS, render_call
+from agentkv.chat.call_formats import CALL_FORMATS
 from agentkv.chat.reader import ReadTurn, TurnReader
 from agentkv.chat.reasoning import ReasoningMarkers
 from agentkv.events import ReasoningDelta, TextDelta, ToolCallDelta
 from agentkv.tool_calls import CallFormat
+from support.written_calls import render_call
 
 THINK = ReasoningMarkers("<think>", "</think>")
 BRACKETS = ReasoningMarkers("[THINK]", "[/THINK]")
