@@ -199,10 +199,6 @@ class AttentionSwitch:
             )
         self._former = [(config, config._attn_implementation) for config in self._configs]
         try:
-            if not getattr(model, "_supports_attention_backend", False):
-                raise ModelUnsupported(
-                    name, "does not use transformers' attention interface, through which pages are read"
-                )
             for config, former in self._former:
                 config._attn_implementation_internal = _registered_name(former or "eager")
         except BaseException:

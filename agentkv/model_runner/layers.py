@@ -61,9 +61,9 @@ class _UnreadWeights(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def text_config(model: PreTrainedModel) -> object:
-    """The part of the config that describes the text decoder."""
-    return model.config.get_text_config(decoder=True)
+def text_config(config: Any) -> Any:
+    """The part of a model's config that describes the text decoder."""
+    return config.get_text_config(decoder=True)
 
 
 def discover_layers(model: PreTrainedModel) -> AttentionLayers:
@@ -77,7 +77,7 @@ def discover_layers(model: PreTrainedModel) -> AttentionLayers:
     with torch.inference_mode(), _UnreadWeights(), handling(recorder):
         model(input_ids=token, position_ids=torch.zeros_like(token), use_cache=False)
     name = type(model).__name__
-    expected = getattr(text_config(model), "num_hidden_layers", None)
+    expected = getattr(text_config(model.config), "num_hidden_layers", None)
     if not recorder.calls or (expected is not None and len(recorder.calls) < expected):
         raise ModelUnsupported(
             name, f"has {expected} layers, of which {len(recorder.calls)} use transformers' attention interface"

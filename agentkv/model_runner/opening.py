@@ -12,7 +12,7 @@ from agentkv.errors import ConfigError, ModelUnsupported
 from agentkv_kernels import StoreTooLarge, UnknownBackend, get_backend
 
 from .attention import AttentionSwitch
-from .layers import discover_layers
+from .layers import discover_layers, text_config
 from .pool_size import num_pages_for
 from .probe import probe, refuse_by_structure
 from .rope import FrozenRope, freeze_rope
@@ -26,7 +26,7 @@ _log = logging.getLogger("agentkv")
 
 def default_context_limit(model: PreTrainedModel, asked: int | None = None) -> int:
     """The longest prompt and answer together, in tokens: what is asked for, within what the model was made for."""
-    config = model.config.get_text_config(decoder=True)
+    config = text_config(model.config)
     made_for = getattr(config, "max_position_embeddings", None)
     if made_for is None:
         if asked is None:

@@ -7,19 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from agentkv.errors import ConfigError
-from agentkv_kernels import LayerSpec
+from agentkv_kernels import LayerSpec, bytes_per_page
 
 from .available import available_memory
 
-__all__ = ["bytes_per_page", "default_pool_bytes", "num_pages_for"]
+__all__ = ["default_pool_bytes", "num_pages_for"]
 
 _CPU_SHARE, _CPU_MOST = 0.25, 8 * 2**30
 _GPU_SHARE = 0.9
-
-
-def bytes_per_page(layers: Sequence[LayerSpec], page_size: int) -> int:
-    """Bytes of one page over all layers, keys and values."""
-    return page_size * sum(spec.token_bytes for spec in layers)
 
 
 def num_pages_for(layers: Sequence[LayerSpec], page_size: int, device: torch.device, memory: int | None) -> int:

@@ -21,7 +21,7 @@ from agentkv.errors import ModelUnsupported
 from agentkv_kernels import get_backend
 
 from .attention import AttentionSwitch
-from .layers import AttentionLayers, discover_layers
+from .layers import AttentionLayers, discover_layers, text_config
 from .quirks import REFUSED_MODEL_TYPES
 from .rope import freeze_rope
 from .runner import PackedSequence, forward_packed, vocabulary_rows
@@ -59,7 +59,7 @@ def refuse_by_structure(model: PreTrainedModel, name: str) -> None:
         )
     if not getattr(model, "_supports_attention_backend", False):
         raise ModelUnsupported(name, "does not use transformers' attention interface, through which pages are read")
-    types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    types = set(getattr(text_config(config), "layer_types", None) or ())
     if not types <= _SERVED_LAYER_TYPES:
         others = ", ".join(sorted(types - _SERVED_LAYER_TYPES))
         raise ModelUnsupported(name, f"has layers of kind {others}; full and sliding attention can be served")
@@ -128,7 +128,7 @@ def _serve_in_two_chunks(model: PreTrainedModel, prompts: Sequence[Sequence[int]
 def _small_copy(model: PreTrainedModel, layers: AttentionLayers) -> PreTrainedModel:
     """An fp32 copy on the CPU with the first layers up to one of each kind, short windows, a short vocabulary."""
     config = copy.deepcopy(model.config)
-    text = config.get_text_config(decoder=True)
+    text = text_config(config)
     depth = len(layers.modules)
     keep = _layers_of_each_kind(model, layers)
     vocabulary = min(_VOCABULARY, text.vocab_size)

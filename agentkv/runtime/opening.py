@@ -159,7 +159,7 @@ def open_engine(
                 pool_bytes=runner.store.num_bytes,
             ),
             ready_seconds=time.perf_counter() - began,
-            page_bytes=runner.store.num_bytes // runner.store.num_pages,
+            page_bytes=runner.store.page_bytes,
             memory=config.memory,
             num_pages=config.num_pages,
             script=loaded.script,

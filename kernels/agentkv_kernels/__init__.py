@@ -12,7 +12,7 @@ from .errors import (
 )
 from .metadata import AttentionMetadata, plan
 from .reference import ReferenceBackend
-from .store import KVStore, LayerSpec, PagesData
+from .store import KVStore, LayerSpec, PagesData, bytes_per_page
 
 __all__ = [
     "AttentionMetadata",
@@ -29,6 +29,7 @@ __all__ = [
     "ShapeMismatch",
     "StoreTooLarge",
     "UnknownBackend",
+    "bytes_per_page",
     "get_backend",
     "known_backends",
     "plan",

@@ -38,6 +38,11 @@ class LayerSpec:
         return self.kv_heads * (self.key_size + self.value_size) * self.dtype.itemsize
 
 
+def bytes_per_page(layers: Sequence[LayerSpec], page_size: int) -> int:
+    """Bytes of one page over all layers, keys and values."""
+    return page_size * sum(layer.token_bytes for layer in layers)
+
+
 @dataclass(frozen=True, slots=True)
 class PagesData:
     """Pages outside any store: the canonical form between backends, hosts and files.
@@ -77,7 +82,7 @@ class KVStore(ABC):
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
-        return self.page_size * sum(layer.token_bytes for layer in self.layers)
+        return bytes_per_page(self.layers, self.page_size)
 
     @property
     def num_bytes(self) -> int:
