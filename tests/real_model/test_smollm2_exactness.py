@@ -19,7 +19,7 @@ from agentkv.reply import Reply
 from agentkv.scheduler import Scheduler
 from agentkv_radix import Node
 from support.engines import Driver
-from support.page_contents import RecordingRunner
+from support.page_contents import PoisoningRunner
 
 pytestmark = [pytest.mark.real_model, pytest.mark.shared_data]
 
@@ -118,7 +118,7 @@ def drive(
     **options: Any,
 ) -> Driver:
     """An engine with an empty cache over the model's pages."""
-    recording = RecordingRunner(runner, P)
+    recording = PoisoningRunner(runner, P)
     cache = PrefixCache(num_pages, page_size=P, policy=policy)
     return Driver(Engine(recording, Scheduler(cache, **options), strict=strict), recording)
 
