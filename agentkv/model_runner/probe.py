@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentkv.errors import ModelUnsupported
+from agentkv.models.source import HAS_ENCODER
 from agentkv_kernels import get_backend
 
 from .attention import AttentionSwitch
@@ -48,7 +49,7 @@ def refuse_by_structure(model: PreTrainedModel, name: str) -> None:
     if config.model_type in REFUSED_MODEL_TYPES:
         raise ModelUnsupported(name, REFUSED_MODEL_TYPES[config.model_type])
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelUnsupported(name, "has an encoder, on whose input its keys depend; agentkv runs decoders only")
+        raise ModelUnsupported(name, HAS_ENCODER)
     if not model.can_generate():
         raise ModelUnsupported(name, "has no language-modelling head; load it as a causal language model")
     if getattr(model, "_is_stateful", False):

@@ -9,6 +9,7 @@ What does not look as expected is left to transformers.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["ConvertedFolder"]
+
+logger = logging.getLogger("agentkv")
 
 
 class ConvertedFolder:
@@ -54,7 +57,8 @@ class ConvertedFolder:
         assert self._parsed is not None, "prefetch has begun the parsing"
         try:
             parsed = self._parsed.result()
-        except Exception:
+        except Exception as error:
+            self._left_to_transformers(f"its tokenizer.json cannot be read: {error}")
             return None
         if template.is_file():
             settings["chat_template"] = template.read_text(encoding="utf-8")
@@ -63,6 +67,9 @@ class ConvertedFolder:
             tokenizer_object=_HandedOver(parsed), name_or_path=str(self._folder), **settings
         )
         return made
+
+    def _left_to_transformers(self, reason: str) -> None:
+        logger.info("%s is loaded the common way, which takes longer: %s", self._folder, reason)
 
     def model(self, dtype: torch.dtype) -> PreTrainedModel | None:
         """As AutoModelForCausalLM makes it, its weights mapped from the file; converted where dtype is another one."""
@@ -75,6 +82,7 @@ class ConvertedFolder:
         config: Any = AutoConfig.from_pretrained(self._folder)
         kind: Any = getattr(transformers, (config.architectures or [""])[0], None)
         if kind is None or not weights.is_file():
+            self._left_to_transformers(f"{config.architectures} in {weights.name} was not written here")
             return None
         with no_init_weights():
             model: Any = kind._from_config(config, dtype=dtype)
@@ -82,6 +90,7 @@ class ConvertedFolder:
         parameters = dict(model.named_parameters())
         missing = parameters.keys() - tensors.keys()
         if tensors.keys() - parameters.keys() or not missing <= set(model.all_tied_weights_keys):
+            self._left_to_transformers("its weights are not those of its config")
             return None
         model.load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()}, strict=False, assign=True)
         model.tie_weights()

@@ -8,11 +8,14 @@ the second one will.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 __all__ = ["import_transformers_models"]
+
+logger = logging.getLogger("agentkv")
 
 _PREFIX = "models"
 
@@ -28,6 +31,7 @@ def import_transformers_models() -> None:
     folder = Path(str(transformers.__file__)).parent / _PREFIX
     known = _scanned_before(scan, folder)
     if known is None:
+        logger.info("the index of transformers' files is read twice: this version does not keep the first one as known")
         importlib.import_module("transformers.models")
         return
     # transformers adds the files of its other folders to the same table; the prefix tells them apart.

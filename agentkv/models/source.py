@@ -35,6 +35,9 @@ logger = logging.getLogger("agentkv")
 _served = Claims()
 """Model objects of the user that a Runtime holds."""
 
+HAS_ENCODER = "has an encoder, on whose input its keys depend; agentkv runs decoders only"
+"""Why a model is refused by its config, before it is loaded or, where it came as an object, after."""
+
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model"),
     *("vocab.json", "vocab.txt", "tekken.json"),
@@ -84,7 +87,11 @@ class LoadedModel:
 
 
 class ModelSource(Protocol):
-    """Where a model comes from."""
+    """Where a model comes from.
+
+    A source may also have `prefetch() -> None`: it is called once, before torch is imported, to begin what goes on
+    beside that.
+    """
 
     @property
     def name(self) -> str: ...
@@ -279,7 +286,7 @@ def _load_model(where: str, name: str, options: LoadOptions, dtype: torch.dtype)
 
     config = _load_config(where, name, options)
     if config.is_encoder_decoder:
-        raise ModelUnsupported(name, "has an encoder, on whose input its keys depend; agentkv runs decoders only")
+        raise ModelUnsupported(name, HAS_ENCODER)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,

