@@ -138,9 +138,16 @@ def listener(printed: str) -> None:
 
 
 def stop_and_logprobs(printed: str) -> None:
-    probabilities = [float(p) for p in re.findall(r"p=(\d\.\d\d)", printed)]
-    assert probabilities
-    assert all(0 <= p <= 1 for p in probabilities)
+    assert printed.startswith("stop: ")
+    lines = re.findall(r"p=(\d\.\d\d)  rank (\d+)  likeliest: .* (\d\.\d\d), .* (\d\.\d\d)$", printed, re.M)
+    saved = figure(printed, r"saved by the stop string: (\d+) of 24 tokens")
+    assert saved > 0
+    # A token that ends in the stop string was generated, too, and has its line.
+    assert len(lines) == 24 - saved
+    for p, rank, likeliest, second in lines:
+        assert int(rank) == 1, "greedy"
+        assert p == likeliest
+        assert float(likeliest) >= float(second)
 
 
 FIGURES: dict[str, Callable[[str], None]] = {

@@ -1,13 +1,15 @@
 """The real smollm2-135m on published recordings: the cache reaches its ceiling, and no greedy token changes.
 
-By default prompts are cut to CONTEXT tokens, so that the cold runs end in time; with HYPOTHESIS_PROFILE=thorough they
-are asked whole.
+By default prompts are cut to a few hundred tokens, and of two search trees the first calls are asked, without the
+schemas of their tools, so that the cold runs end in time. With HYPOTHESIS_PROFILE=thorough nothing is left out, which
+takes some ten minutes where 350 prompt tokens a second are computed; `pytest -s` shows each call as it is answered.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,45 +21,71 @@ from agentkv.replay import Asked, Recording, load, replay
 pytestmark = [pytest.mark.real_model, pytest.mark.shared_data]
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-CONTEXT = 576
 MAX_TOKENS = 4
+SESSIONS_CONTEXT = 576
+TREES = {"G1_69": (10, 576), "G2_10": (5, 768)}
+"""Each with the number of calls that are asked by default, the first ones, and the context that these are cut to."""
 
 
-@pytest.fixture
-async def runtime(real_model_folder: Path) -> AsyncIterator[Runtime]:
-    async with Runtime(str(real_model_folder), dtype="float32", context_limit=None if THOROUGH else CONTEXT) as opened:
+@asynccontextmanager
+async def real(folder: Path, context: int) -> AsyncIterator[Runtime]:
+    async with Runtime(str(folder), dtype="float32", context_limit=None if THOROUGH else context) as opened:
         yield opened
         opened.check()
+
+
+def telling(what: str, calls: int, asked: list[Asked]) -> Callable[[Asked], None]:
+    """Keeps each call, and says how far it is: nobody waits an hour for a test that is silent."""
+
+    def tell(call: Asked) -> None:
+        asked.append(call)
+        usage = call.reply.usage
+        print(
+            f"{what} {len(asked)}/{calls}: {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached, "
+            f"{usage.duration:.1f} s",
+            flush=True,
+        )
+
+    return tell
 
 
 async def check(runtime: Runtime, recordings: Sequence[Recording], *, calls: int) -> None:
     """Warm at its ceiling, and cold the same tokens; the figures are printed."""
     warm: list[Asked] = []
     cold: list[Asked] = []
-    replayed = await replay(runtime, recordings, max_tokens=MAX_TOKENS, limit=calls, on_call=warm.append)
+    replayed = await replay(
+        runtime, recordings, max_tokens=MAX_TOKENS, limit=calls, on_call=telling("warm", calls, warm)
+    )
     print(replayed.to_dict())
     assert len(warm) == calls
     assert replayed.reachable_tokens > replayed.prompt_tokens / 3
     assert replayed.cached_tokens >= 0.99 * replayed.reachable_tokens
-    await replay(runtime, recordings, max_tokens=MAX_TOKENS, limit=calls, cold=True, on_call=cold.append)
+    await replay(
+        runtime, recordings, max_tokens=MAX_TOKENS, limit=calls, cold=True, on_call=telling("cold", calls, cold)
+    )
     assert [asked.token_ids for asked in warm] == [asked.token_ids for asked in cold]
     assert [asked.reply.token_ids for asked in warm] == [asked.reply.token_ids for asked in cold]
     assert sum(asked.reply.usage.cached_tokens for asked in cold) == 0
 
 
-async def test_software_engineering_sessions(runtime: Runtime, shared_data: Path) -> None:
+async def test_software_engineering_sessions(real_model_folder: Path, shared_data: Path) -> None:
     sessions = load(shared_data / "agents" / "lmcache_miniswe.jsonl.xz")
     if not THOROUGH:
         # Those that grow least: of the others a short context would hold no second call.
         sessions.sort(key=lambda session: sum(len(step.added) for step in session.steps[1:]))
-    await check(runtime, sessions, calls=8)
+    async with real(real_model_folder, SESSIONS_CONTEXT) as runtime:
+        await check(runtime, sessions, calls=8)
 
 
-async def test_branches_of_a_search_tree(runtime: Runtime, shared_data: Path) -> None:
-    (tree,) = load(shared_data / "agents" / "toolbench_dfs_trees" / "G1_69.json")
-    parents = [step.parent for step in tree.steps[:10]]
+@pytest.mark.parametrize("name", TREES)
+async def test_branches_of_a_search_tree(real_model_folder: Path, shared_data: Path, name: str) -> None:
+    (tree,) = load(shared_data / "agents" / "toolbench_dfs_trees" / f"{name}.json")
+    calls, context = TREES[name]
+    calls = len(tree.steps) if THOROUGH else calls
+    parents = [step.parent for step in tree.steps[:calls]]
     assert len(set(parents)) < len(parents), "no call among these has two that go on from it"
     if not THOROUGH:
         # The schemas of its tools alone would nearly fill the context.
         tree = replace(tree, tools=())
-    await check(runtime, [tree], calls=len(tree.steps) if THOROUGH else 10)
+    async with real(real_model_folder, context) as runtime:
+        await check(runtime, [tree], calls=calls)
