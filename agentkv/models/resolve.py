@@ -70,7 +70,7 @@ def resolve(
             return _BuiltinSource(BUILTIN_MODELS[text], store, progress, download, still_wanted)
         added = store.find(text) if _HUB_ID.fullmatch(text) and "/" not in text else None
         if added is not None:
-            return _AddedSource(added, text, store)
+            return _added(added, text, store)
     path = Path(os.path.expanduser(text))
     if text and path.is_dir():
         return _resolve_folder(path, store)
@@ -155,21 +155,11 @@ class _BuiltinSource:
         return FolderSource(folder, name=self.name, store=self._store, converted=converted).load(options)
 
 
-class _AddedSource:
-    """A model that was put under a name; converted here where its manifest names a .gguf."""
-
-    def __init__(self, folder: Path, name: str, store: ModelStore) -> None:
-        self.name = name
-        manifest = Manifest.read(folder)
-        self._converted = ConvertedFolder(folder) if manifest is not None and manifest.gguf is not None else None
-        self._folder = FolderSource(folder, name=name, store=store, converted=self._converted)
-
-    def prefetch(self) -> None:
-        if self._converted is not None:
-            self._converted.prefetch()
-
-    def load(self, options: LoadOptions) -> LoadedModel:
-        return self._folder.load(options)
+def _added(folder: Path, name: str, store: ModelStore) -> FolderSource:
+    """A model that was put under a name; it was converted here where its manifest names a .gguf."""
+    manifest = Manifest.read(folder)
+    converted = ConvertedFolder(folder) if manifest is not None and manifest.gguf is not None else None
+    return FolderSource(folder, name=name, store=store, converted=converted)
 
 
 class _GgufSource:

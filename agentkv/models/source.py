@@ -122,6 +122,10 @@ class FolderSource:
         self.name = name if name is not None else folder.resolve().name
         self._store = store if store is not None else ModelStore()
 
+    def prefetch(self) -> None:
+        if self._converted is not None:
+            self._converted.prefetch()
+
     def load(self, options: LoadOptions) -> LoadedModel:
         if options.revision is not None:
             raise ConfigError(
