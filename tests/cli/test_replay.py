@@ -94,6 +94,18 @@ def test_a_file_that_holds_no_agent_ends_with_2_and_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("content", [b"", b"\xfd7zXZ\x00 broken", b"\x1f\x8b broken", b"\xff\xfe\xff", b"[" * 10**5])
+@pytest.mark.parametrize("as_tools", [False, True], ids=["file", "tools"])
+def test_a_damaged_file_ends_with_2_and_one_line_that_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, recorded: Path, content: bytes, as_tools: bool
+) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(content)
+    code, out, err = run(capsys, *([recorded, "--tools", damaged] if as_tools else [damaged]))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(damaged) in err
+
+
 @pytest.mark.parametrize("option", [("--limit", "0"), ("--max-tokens", "0"), ("--tools", "/no/such/file"), ("--hot",)])
 def test_a_wrong_option_ends_with_2_and_one_line(
     capsys: pytest.CaptureFixture[str], recorded: Path, option: tuple[str, ...]
