@@ -2,6 +2,6 @@
 
 from .report import Report
 from .served import Moment, ServedBy
-from .session_report import SessionReport, report_of_usages
+from .session_report import Rewritten, SessionReport, report_of_usages
 
-__all__ = ["Moment", "Report", "ServedBy", "SessionReport", "report_of_usages"]
+__all__ = ["Moment", "Report", "Rewritten", "ServedBy", "SessionReport", "report_of_usages"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentkv.tool_calls import ToolCallCounts
@@ -15,10 +15,24 @@ from .layout import Column, Line, Page, Table, as_html, as_text
 from .lines import saved_lines, tool_lines
 from .numbers import clean, count, percent, seconds
 
-__all__ = ["SessionReport", "report_of_usages"]
+__all__ = ["Rewritten", "SessionReport", "report_of_usages"]
 
 _ROWS = 20
 """Calls that the text shows, the latest; `to_dict` has them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Where a chat template renders earlier turns otherwise than it did, and what that costs."""
+
+    message: int
+    """The first message that it concerns, by its place in the session's messages."""
+    dropped: str
+    """What the template renders no more: "reasoning", "text" or "calls"; "form": it only writes it otherwise."""
+    tokens: int
+    """Kept: how many more the last prompt had than the template's own; else how many were given up, over all calls."""
+    kept: bool
+    """history="exact" keeps them, "template" computes what follows anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +43,13 @@ class SessionReport:
     usages: tuple[Usage, ...]
     seconds_per_prompt_token: float | None = None
     tool_calls: ToolCallCounts = ToolCallCounts()  # noqa: RUF009  # frozen, and shared on purpose
+    rewritten: Rewritten | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The sum of the usages, its rates as in `Report.to_dict`, and under "by_call" the same for each call.
 
-        seconds_lost is None unless it was said what a computed prompt token costs.
+        seconds_lost is None unless it was said what a computed prompt token costs. "rewritten" is None, or says from
+        which message on the chat template renders otherwise, what it drops, and how many tokens that keeps or costs.
         """
         return {
             "title": self.title,
@@ -41,6 +57,7 @@ class SessionReport:
             **self._figures(sum(self.usages, Usage())),
             "seconds_per_prompt_token": self.seconds_per_prompt_token,
             "tool_calls": self.tool_calls.to_dict(),
+            "rewritten": asdict(self.rewritten) if self.rewritten is not None else None,
             "by_call": [self._figures(usage) for usage in self.usages],
         }
 
@@ -66,14 +83,17 @@ def report_of_usages(
     *,
     seconds_per_prompt_token: float | None = None,
     tool_calls: ToolCallCounts | None = None,
+    rewritten: Rewritten | None = None,
 ) -> SessionReport:
     """A report of these calls, in this order. The usages of one call's n answers go in as their sum.
 
     seconds_per_prompt_token: what a computed prompt token costs, as a runtime's report tells it; without it the tokens
     that were evicted are told and the seconds lost to them are not.
     tool_calls: those that the calls' replies made
+    rewritten: what the chat template made of earlier turns
     """
-    return SessionReport(title, tuple(usages), seconds_per_prompt_token, tool_calls or ToolCallCounts())
+    calls = tool_calls or ToolCallCounts()
+    return SessionReport(title, tuple(usages), seconds_per_prompt_token, calls, rewritten)
 
 
 def _page(figures: Mapping[str, Any]) -> Page:
@@ -82,9 +102,16 @@ def _page(figures: Mapping[str, Any]) -> Page:
         lines.append(Line("  run again", count(figures["rerun_tokens"])))
     if figures["seam_tokens"]:
         lines.append(Line("  encoded again at ends of turns", count(figures["seam_tokens"])))
+    if figures["rewritten"] is not None:
+        lines.append(_rewritten(figures["rewritten"]))
     lines += tool_lines(figures["tool_calls"])
     much = f"{count(figures['calls'], 'call', 'calls')} · {seconds(figures['duration'])}"
     return Page(clean(figures["title"]), much, lines, _table(figures["by_call"]))
+
+
+def _rewritten(figures: Mapping[str, Any]) -> Line:
+    what = f"  the template changes {figures['dropped']} from message {figures['message']} on:"
+    return Line(what, count(figures["tokens"]), " kept that it leaves out" if figures["kept"] else " given up")
 
 
 def _table(calls: Sequence[Mapping[str, Any]]) -> Table:

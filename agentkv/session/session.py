@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, Self, overload
 from agentkv.chat import Message, as_implicit, normalise, to_openai, without_implicit
 from agentkv.errors import RequestError
 from agentkv.reply import Reply
-from agentkv.report import SessionReport, report_of_usages
+from agentkv.report import Rewritten, SessionReport, report_of_usages
 from agentkv.sampling_params import SamplingParams
 from agentkv.streams import CallStream
 from agentkv.tool_calls import ToolCallCounts
@@ -135,11 +135,20 @@ class Session:
         return self._host.served_now().context_limit - len(self.token_ids)
 
     def report(self) -> SessionReport:
-        """What this session's calls asked, what was cached of it, why the rest was not, and which tool calls failed."""
+        """What this session's calls asked, what was cached of it, why the rest was not, and which tool calls failed.
+
+        Where the chat template renders earlier turns otherwise, it says from which message on, and what that costs.
+        """
         state = self._state
         usages = state.usages
         seconds = self._host.seconds_per_prompt_token() if usages else None
-        return report_of_usages(state.label, usages, seconds_per_prompt_token=seconds, tool_calls=state.tool_calls)
+        return report_of_usages(
+            state.label,
+            usages,
+            seconds_per_prompt_token=seconds,
+            tool_calls=state.tool_calls,
+            rewritten=state.rewritten,
+        )
 
     def count_tokens(self, content: Content) -> int:
         """Tokens that the next prompt would have with this content. Known once the runtime is started."""
@@ -378,12 +387,23 @@ class Session:
 
     def _note(self, answered: Answered) -> None:
         self._state.count(answered.reply.usage, ToolCallCounts.of_calls(answered.reply.tool_calls))
-        if answered.surplus_tokens > 0 and self._exact and self._state.first_warning():
+        prompt = answered.prompt
+        tokens = prompt.surplus_tokens if self._exact else prompt.rewritten_tokens
+        if prompt.change is None or tokens <= 0:
+            return
+        # A system text that the template adds by itself stands in `messages`, and in no conversation.
+        place = prompt.change.message + len(self._visible()) - len(self._state.conversation.messages)
+        rewritten = Rewritten(place, prompt.change.dropped, tokens, kept=self._exact)
+        self._state.count_rewritten(rewritten)
+        if self._exact and self._state.first_warning():
             _log.warning(
-                "session %r keeps %d tokens that the chat template would have dropped from earlier turns, so that what "
-                'is cached stays the beginning of the prompt; history="template" follows the template instead',
+                "session %r keeps %d tokens that the chat template would have dropped from earlier turns, from message "
+                "%d on, of which it renders the %s no more, so that what is cached stays the beginning of the prompt; "
+                'history="template" follows the template instead',
                 self._state.label,
-                answered.surplus_tokens,
+                tokens,
+                place,
+                "same form" if rewritten.dropped == "form" else rewritten.dropped,
             )
 
     def _count_errors(self, counts: ToolCallCounts) -> None:

@@ -6,10 +6,11 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from agentkv.errors import SessionBusy, SessionClosed
+from agentkv.report import Rewritten
 from agentkv.tool_calls import ToolCallCounts
 from agentkv.usage import Usage
 
@@ -47,6 +48,7 @@ class SessionState:
         self._denied: Mapping[str, str] = dict(denied or {})
         self._usages: list[Usage] = []
         self._tool_calls = ToolCallCounts()
+        self._rewritten: Rewritten | None = None
         self._ident = next(_idents)
         self._num_marks = 0
         self._num_forks = 0
@@ -84,6 +86,10 @@ class SessionState:
     @property
     def tool_calls(self) -> ToolCallCounts:
         return self._tool_calls
+
+    @property
+    def rewritten(self) -> Rewritten | None:
+        return self._rewritten
 
     # -- held by a call -----------------------------------------------------------------------------------------
 
@@ -154,6 +160,14 @@ class SessionState:
                 self._usages.append(usage)
             if tool_calls is not None:
                 self._tool_calls += tool_calls
+
+    def count_rewritten(self, rewritten: Rewritten) -> None:
+        """What a template changed in the prompt of a call; what was given up adds up, what is kept stands there."""
+        with self._lock:
+            former = self._rewritten
+            if former is not None and not rewritten.kept:
+                rewritten = replace(rewritten, tokens=former.tokens + rewritten.tokens)
+            self._rewritten = rewritten
 
     def first_warning(self) -> bool:
         """True once, for a session and all its forks together."""

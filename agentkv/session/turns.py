@@ -60,8 +60,8 @@ class Answered:
 
     reply: Reply
     conversation: Conversation
-    surplus_tokens: int
-    """See TurnPrompt."""
+    prompt: TurnPrompt
+    """What was asked."""
 
 
 def known(conversation: Conversation, served: Served, options: CallOptions) -> Conversation:
@@ -244,7 +244,7 @@ class ChatTurn:
                     kwargs=options.template_kwargs,
                     cache_salt=options.cache_salt,
                 )
-            self._told(Answered(reply, after, prompt.surplus_tokens))
+            self._told(Answered(reply, after, prompt))
         return deltas, reply
 
     def left(self) -> None:

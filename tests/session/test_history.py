@@ -16,6 +16,7 @@ import pytest
 from agentkv import ContentUnsupported, Runtime, Session, Tool
 from agentkv.testing import Answer, ScriptedModel, scripted
 from support.families import families, family_model, in_words, served, turned
+from support.report_texts import check_session_text
 
 Family = Callable[..., ScriptedModel]
 RENDERS_TURNS_THE_SAME = ("own", "own without tools", "smollm2", "qwen2.5-coder")
@@ -319,8 +320,8 @@ async def test_exact_history_keeps_the_prefix_whole_where_the_template_drops_rea
     tools, recorded = episodes(shared_data)
     said: list[Any] = []
     model = family_model(lambda asked: said.pop(0), folder=shared_data / "templates", name="qwen3")
-    async with served(model, num_pages=8192) as runtime:
-        for episode in recorded[:3]:
+    async with served(model, num_pages=8192, strict=False) as runtime:
+        for episode in recorded[:4]:
             caplog.clear()
             session = runtime.session(episode[0]["content"], tools=tools, name="airline")
             with caplog.at_level(logging.WARNING, logger="agentkv"):
@@ -332,6 +333,12 @@ async def test_exact_history_keeps_the_prefix_whole_where_the_template_drops_rea
             (warning,) = [record.getMessage() for record in caplog.records]
             assert "session 'airline' keeps " in warning
             assert 'history="template"' in warning
+            # The first reply, behind the system text and the first question, is the first to lose its reasoning.
+            assert "from message 2 on, of which it renders the reasoning no more" in warning
+            report = session.report()
+            rewritten = report.to_dict()["rewritten"]
+            assert (rewritten["message"], rewritten["dropped"], rewritten["kept"]) == (2, "reasoning", True)
+            check_session_text(str(report), report.to_dict())
 
 
 @pytest.mark.shared_data
@@ -353,6 +360,10 @@ async def test_the_warning_names_how_many_tokens_the_template_would_have_dropped
         (warning,) = [record.getMessage() for record in caplog.records]
         assert dropped > 0
         assert f"keeps {dropped} tokens" in warning
+        assert "from message 2 on, of which it renders the reasoning no more" in warning
+        expected = {"message": 2, "dropped": "reasoning", "tokens": dropped, "kept": True}
+        assert session.report().to_dict()["rewritten"] == expected
+        assert session.fork().report().to_dict()["rewritten"] is None
 
 
 @pytest.mark.shared_data
@@ -386,6 +397,15 @@ async def test_template_history_sends_what_the_template_renders_and_keeps_what_i
         )
         assert runtime.tokenizer.decode(session.token_ids) == expected
         assert "This is thought 0," not in expected
+        report = session.report()
+        rewritten = report.to_dict()["rewritten"]
+        assert not rewritten["kept"]
+        assert rewritten["dropped"] == "reasoning"
+        assert session.messages[rewritten["message"]]["role"] == "assistant"
+        # What was given up was produced, and was computed again or left out: none of it can have been a hit.
+        assert 0 < rewritten["tokens"] <= sum(r.usage.prompt_tokens + r.usage.output_tokens for r in replies)
+        assert "from message" in str(report)
+        check_session_text(str(report), report.to_dict())
         # What comes before the first turn that was rewritten is the same each time.
         head = replies[0].usage.prompt_tokens - len("<think>")
         assert all(reply.usage.cached_tokens >= head for reply in replies[1:])
@@ -401,6 +421,7 @@ async def test_exact_history_costs_nothing_and_warns_of_nothing_where_the_templa
         for number in range(3):
             await session.ask(f"Question {number}?")
         assert not caplog.records
+        assert session.report().to_dict()["rewritten"] is None
 
 
 # -- reasoning ----------------------------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ def check_session_text(text: str, figures: Mapping[str, Any]) -> None:
         assert rest.pop(0) == f"  run again {figures['rerun_tokens']:,}"
     if figures["seam_tokens"]:
         assert rest.pop(0) == f"  encoded again at ends of turns {figures['seam_tokens']:,}"
+    if figures["rewritten"] is not None:
+        line = rest.pop(0)
+        assert f"from message {figures['rewritten']['message']} on: {figures['rewritten']['tokens']:,} " in line
+        assert ("kept" in line) == figures["rewritten"]["kept"]
     rest = _check_tool_calls(rest, figures["tool_calls"])
     if not figures["by_call"]:
         assert rest == []
