@@ -38,7 +38,8 @@ class Usage:
     output_tokens: int = 0
     rerun_tokens: int = 0
     seam_tokens: int = 0
-    """Prompt tokens that were encoded again because the turn before them ended inside a token."""
+    """Prompt tokens that were encoded again, because the turn before them ended inside a token, or because generated
+    text came back as text, and is cut into other ids than were produced."""
     cached_by_tier: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=no_misses)
     queue_time: float = 0.0

@@ -85,6 +85,10 @@ class Scribe:
         self.template = template
         self._encode = encode
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text by itself. O(text)."""
+        return self._encode(text)
+
     def prompt(
         self,
         ledger: Ledger,

@@ -11,7 +11,7 @@ from agentkv.calls import Call
 from agentkv.chat import Scribe, Traits
 from agentkv.namespaces import namespace_of
 from agentkv.report import ServedBy
-from agentkv.session import ProducedTurns, Question
+from agentkv.session import ProducedTexts, ProducedTurns, Question
 from agentkv.tool_calls import ToolCallTally
 from agentkv.tools import Tool
 
@@ -53,6 +53,7 @@ class Opened:
     """As the runtime was given them; the pool has a default size where both are None."""
     script: Script | None = None
     produced: ProducedTurns = field(default_factory=ProducedTurns)
+    texts: ProducedTexts = field(default_factory=ProducedTexts)
     tool_calls: ToolCallTally = field(default_factory=ToolCallTally)
 
     def namespace(self, cache_salt: str | None) -> bytes:

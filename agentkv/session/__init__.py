@@ -2,7 +2,7 @@
 
 from .host import Host, Question, Served
 from .options import CallOptions, with_max_tokens
-from .produced import ProducedTurns
+from .produced import ProducedTexts, ProducedTurns
 from .run import Run, RunStream
 from .session import Content, Mark, Session
 from .turns import Answered, ChatTurn, Conversation, PlainTurn
@@ -16,6 +16,7 @@ __all__ = [
     "Host",
     "Mark",
     "PlainTurn",
+    "ProducedTexts",
     "ProducedTurns",
     "Question",
     "Run",

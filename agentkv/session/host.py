@@ -13,7 +13,7 @@ from agentkv.streams import Submitted
 from agentkv.tool_calls import ToolCallTally
 from agentkv.tools import Tool
 
-from .produced import ProducedTurns
+from .produced import ProducedTexts, ProducedTurns
 
 if TYPE_CHECKING:
     from agentkv.sampling import TokenMask
@@ -43,6 +43,8 @@ class Served(Protocol):
     def scribe(self) -> Scribe: ...
     @property
     def produced(self) -> ProducedTurns: ...
+    @property
+    def texts(self) -> ProducedTexts: ...
     @property
     def tool_calls(self) -> ToolCallTally:
         """Of all replies, and of what became of the calls in them."""

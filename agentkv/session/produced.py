@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xxhash import xxh3_128_digest
 
 from agentkv.chat import Ledger, Message, to_openai, without_implicit
 
-__all__ = ["ProducedTurns"]
+__all__ = ["ProducedTexts", "ProducedTurns"]
 
 _MOST_TOKENS = 4_000_000
 """Of all remembered ledgers together: 16 MB."""
+
+_MOST_TEXTS = 256
 
 
 class ProducedTurns:
@@ -71,6 +73,55 @@ class ProducedTurns:
                     self._ledgers.move_to_end(key)
                     return ledger
         return Ledger()
+
+
+class ProducedTexts:
+    """Texts that this runtime wrote, with the ids that it wrote them in, to tell where a text is cut otherwise.
+
+    Of each tenant (cache_salt) the latest ones. Used from several threads.
+    """
+
+    def __init__(self, most_texts: int = _MOST_TEXTS, most_tokens: int = _MOST_TOKENS) -> None:
+        self._texts: OrderedDict[tuple[str | None, str], tuple[int, ...]] = OrderedDict()
+        self._num_tokens = 0
+        self._most_texts, self._most_tokens = most_texts, most_tokens
+        self._lock = threading.Lock()
+
+    def remember(self, text: str, token_ids: Sequence[int], cache_salt: str | None) -> None:
+        """O(text), and it is kept whole."""
+        if not text:
+            return
+        with self._lock:
+            self._num_tokens += len(token_ids) - len(self._texts.pop((cache_salt, text), ()))
+            self._texts[cache_salt, text] = tuple(token_ids)
+            while len(self._texts) > self._most_texts or self._num_tokens > self._most_tokens:
+                self._num_tokens -= len(self._texts.popitem(last=False)[1])
+
+    def seam_of_reply(self, text: str, encode: Callable[[str], Sequence[int]], cache_salt: str | None) -> int:
+        """How many ids of a text that was produced as it is are others than were produced; 0 for any other text."""
+        with self._lock:
+            produced = self._texts.get((cache_salt, text))
+        if produced is None:
+            return 0
+        token_ids = encode(text)
+        return len(token_ids) - same if (same := _first_difference(produced, token_ids)) is not None else 0
+
+    def seam_of_prompt(
+        self, text: str, token_ids: Sequence[int], encode: Callable[[str], Sequence[int]], cache_salt: str | None
+    ) -> int:
+        """The same for the longest beginning of a prompt that was produced. O(texts that are known) comparisons."""
+        with self._lock:
+            known = (each for salt, each in self._texts if salt == cache_salt and text.startswith(each))
+            longest = max(known, key=len, default="")
+            produced = self._texts.get((cache_salt, longest), ())
+        same = _first_difference(produced, token_ids)
+        # Where the beginning ends among the prompt's ids is not known; by itself it has about as many.
+        return 0 if same is None else max(1, min(len(encode(longest)), len(token_ids)) - same)
+
+
+def _first_difference(produced: Sequence[int], token_ids: Sequence[int]) -> int | None:
+    pairs = zip(produced, token_ids, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
 
 
 def _keys(

@@ -98,13 +98,21 @@ class PlainTurn:
             asked,
             options,
         )
+        self._served: Served | None = None
+        self._token_ids: tuple[int, ...] = ()
+        self._seam_tokens = 0
 
     async def begin(self) -> Submitted:
-        served = await self._host.serve()
+        served = self._served = await self._host.serve()
         token_ids = self._encode_now()
         if token_ids is None:
             token_ids = await asyncio.to_thread(self._encode, served)
         options = self._options
+        self._token_ids = token_ids
+        if isinstance(self._asked, str):
+            self._seam_tokens = served.texts.seam_of_prompt(
+                self._asked, token_ids, served.scribe.encode, options.cache_salt
+            )
         params = with_max_tokens(options.params, len(token_ids), options.n, served, use_cache=options.cache)
         seed = params.seed
         if seed is None:
@@ -120,7 +128,13 @@ class PlainTurn:
         return (TextDelta(update.text, update.token_ids, update.index),)
 
     def end(self, update: ChoiceEnded, *, counts: bool) -> tuple[Sequence[Delta], Reply]:
-        return (), update.reply
+        reply = update.reply
+        if isinstance(self._asked, str) and self._served is not None:
+            ids = (*self._token_ids, *reply.token_ids[: update.whole_tokens])
+            self._served.texts.remember(self._asked + reply.text, ids, self._options.cache_salt)
+        # As all that a prompt cost, it is counted in the first reply alone.
+        seam = self._seam_tokens if update.index == 0 else 0
+        return (), replace(reply, usage=replace(reply.usage, seam_tokens=seam))
 
     def left(self) -> None:
         """Holds nothing."""
@@ -156,13 +170,14 @@ class ChatTurn:
         self._before = Conversation()
         self._prompt: TurnPrompt | None = None
         self._readers: list[TurnReader] = []
+        self._seam_tokens = 0
         self._served: Served | None = None
 
     async def begin(self) -> Submitted:
         served = self._served = await self._host.serve()
         self._before = self._enter()
         # Beside the event loop, rendering and encoding a long conversation hold nobody up.
-        self._before, prompt = await asyncio.to_thread(self._write, served, self._before)
+        self._before, prompt, self._seam_tokens = await asyncio.to_thread(self._write, served, self._before)
         self._prompt, options, token_ids = prompt, self._options, prompt.token_ids
         params = with_max_tokens(
             options.params,
@@ -204,13 +219,19 @@ class ChatTurn:
             )
         )
 
-    def _write(self, served: Served, before: Conversation) -> tuple[Conversation, TurnPrompt]:
+    def _write(self, served: Served, before: Conversation) -> tuple[Conversation, TurnPrompt, int]:
         options = self._options
         before = known(before, served, options)
         prompt = served.scribe.prompt(
             before.ledger, before.messages, tools=options.schemas, kwargs=options.template_kwargs, exact=self._exact
         )
-        return before, prompt
+        # Replies whose place in another conversation is not known are encoded as any other text.
+        salt = options.cache_salt
+        foreign = (
+            m.content for m in before.messages[before.ledger.num_messages :] if m.role == "assistant" and m.content
+        )
+        seam = sum(served.texts.seam_of_reply(text, served.scribe.encode, salt) for text in foreign)
+        return before, prompt, prompt.seam_tokens + seam
 
     def read(self, update: TokensAdded) -> Sequence[Delta]:
         return self._readers[update.index].feed(update.text, update.token_ids)
@@ -228,7 +249,7 @@ class ChatTurn:
             reasoning=turn.reasoning,
             tool_calls=calls,
             finish_reason="tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason,
-            usage=replace(reply.usage, seam_tokens=prompt.seam_tokens),
+            usage=replace(reply.usage, seam_tokens=self._seam_tokens if update.index == 0 else 0),
         )
         if counts:
             self._served.tool_calls.add(ToolCallCounts.of_calls(calls))
@@ -244,6 +265,8 @@ class ChatTurn:
                     kwargs=options.template_kwargs,
                     cache_salt=options.cache_salt,
                 )
+            if not (reply.reasoning or reply.tool_calls or update.cut_text):
+                self._served.texts.remember(reply.text, whole, options.cache_salt)
             self._told(Answered(reply, after, prompt))
         return deltas, reply
 

@@ -1,0 +1,52 @@
+"""Generated text that comes back as text: what of it is cut into other ids than were produced is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkv.testing import Answer, scripted
+from support.families import served, turned
+
+ODD = "answer that"
+
+
+def letters(runtime: Any) -> list[int]:
+    """One token for each letter, as no tokenizer would cut them."""
+    return [runtime.tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in ODD]
+
+
+async def test_a_prompt_that_holds_generated_text_tells_how_much_of_it_is_cut_otherwise() -> None:
+    async with served(scripted(lambda asked: Answer(token_ids=odd) if asked == "Say it: " else "Yes.")) as runtime:
+        odd = letters(runtime)
+        first = await runtime.generate("Say it: ")
+        assert (first.text, first.usage.seam_tokens) == (ODD, 0)
+        again = await runtime.generate(f"Say it: {ODD} And more")
+        as_text = runtime.tokenizer(f"Say it: {ODD}")["input_ids"]
+        assert 0 < again.usage.seam_tokens <= len(as_text)
+        assert again.usage.cached_tokens < first.usage.prompt_tokens + len(odd)
+        other = await runtime.generate(f"Say it: {ODD} And more", cache_salt="another tenant")
+        assert other.usage.seam_tokens == 0
+
+
+async def test_a_prompt_that_is_cut_as_it_was_produced_has_no_seam() -> None:
+    async with served(scripted(lambda asked: "zzz" if asked == "Say: " else "Yes.")) as runtime:
+        reply = await runtime.generate("Say: ")
+        assert reply.text == "zzz"
+        again = await runtime.generate("Say: zzz zz")
+        assert again.usage.seam_tokens == 0
+
+
+async def test_a_reply_sent_back_in_its_place_hits_whole_and_in_another_place_tells_its_seam() -> None:
+    def replies(asked: Any) -> Any:
+        return Answer(token_ids=odd) if len(asked) == 1 else "Yes."
+
+    async with served(scripted(replies)) as runtime:
+        odd = letters(runtime)
+        first: list[Any] = [{"role": "user", "content": "Hi"}]
+        reply = await runtime.generate(first)
+        more = {"role": "user", "content": "More"}
+        there = await runtime.generate([*first, reply.message, more])
+        assert there.usage.cached_tokens >= reply.usage.prompt_tokens + len(turned(reply))
+        assert there.usage.seam_tokens == 0
+        elsewhere = await runtime.generate([{"role": "user", "content": "Other"}, reply.message, more])
+        assert 0 < elsewhere.usage.seam_tokens <= len(odd)
