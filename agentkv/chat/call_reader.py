@@ -10,6 +10,7 @@ from typing import Any
 from agentkv.tool_calls import ToolCall
 
 from .json_cursor import JsonCursor, Want
+from .nesting import MAX_DEPTH, nested_too_deep
 
 __all__ = ["ARGUMENTS_KEYS", "CallReader", "call_id", "malformed_call"]
 
@@ -18,6 +19,7 @@ ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
 
 _ALPHABET = string.ascii_letters + string.digits
 _SHOWN = 80
+_TOO_DEEP = f"its arguments are nested more than {MAX_DEPTH} deep"
 
 
 def call_id(seed: int, position: int) -> str:
@@ -144,12 +146,14 @@ class CallReader:
             if isinstance(arguments, str):
                 # OpenAI's shape: the arguments' JSON as a string.
                 arguments = json.loads(arguments, parse_constant=_refuse)
+            if nested_too_deep(arguments):
+                return _TOO_DEEP, {}
             # What cannot be written as JSON cannot be shown in the next prompt: 1e999, half a character.
             written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         except ValueError as error:
             return f"its arguments cannot be read: {error}", {}
         except RecursionError:
-            return "its arguments are nested too deep", {}
+            return _TOO_DEEP, {}
         if not isinstance(arguments, dict):
             return "its arguments are no object", {}
         if not _encodes(written):

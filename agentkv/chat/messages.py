@@ -1,9 +1,13 @@
 """Messages as OpenAI's SDKs make them, brought into one form and back.
 
 content a string, None or a list of text parts     -> a string
-arguments a JSON string or a dict                  -> a dict (a string that is no JSON object stays as it is)
+arguments a JSON string or a dict                  -> a dict (a string that is no JSON object stays as it is, as does
+                                                      one that holds NaN or is nested more than 100 deep)
 results of one turn's calls, in any order          -> in the order of the calls
 role "developer"                                   -> "system", which templates know
+name, and fields that we do not know               -> as they are, for the template to show or not
+
+What the model would never see is refused, and not left out: refusal, audio, images, function_call, role "function".
 """
 
 from __future__ import annotations
@@ -16,11 +20,15 @@ from typing import Any
 
 from agentkv.errors import ContentUnsupported, RequestError
 
+from .nesting import MAX_DEPTH, nested_too_deep
+
 __all__ = ["Message", "MessageCall", "as_implicit", "in_call_order", "normalise", "to_openai", "without_implicit"]
 
 _OWN_FIELDS = frozenset(
     ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "implicit", "reasoning")
 )
+
+_OTHER_CONTENT = ("audio", "files", "images", "videos")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,11 @@ def normalise(messages: Iterable[Any], *, model: str = "this model") -> tuple[Me
     """Messages in one form. Each is a mapping, or an object with `model_dump()` as OpenAI's SDK returns it.
 
     Nothing of what is given is kept: changing it later changes no message. Raises RequestError for what is no message,
-    ContentUnsupported for a part that is not text, by the message's index in the list and the part's type.
+    ContentUnsupported for a part that is not text, by the message's index in the list and the part's type; nothing
+    else, whatever is given.
     """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise RequestError(f"messages is a list of messages, got {type(messages).__name__}. Write messages=[...]")
     return in_call_order([_normalised(message, index, model) for index, message in enumerate(messages)])
 
 
@@ -86,10 +97,21 @@ def _to_openai(message: Message) -> dict[str, Any]:
 
 
 def _normalised(message: Any, index: int, model: str) -> Message:
+    try:
+        return _read(message, index, model)
+    except RequestError:
+        raise
+    except Exception as error:
+        # Mappings and objects of any kind are read here: what they raise is theirs.
+        raise RequestError(f"message {index} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _read(message: Any, index: int, model: str) -> Message:
     fields = _fields(message, index)
     role = fields.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"message {index} needs a role, got keys {sorted(map(str, fields))}")
+    _refuse_what_is_not_shown(role, fields, index, model)
     reasoning = fields.get("reasoning_content")
     if reasoning is None:
         reasoning = fields.get("reasoning")
@@ -100,15 +122,45 @@ def _normalised(message: Any, index: int, model: str) -> Message:
         content=_text(fields.get("content"), index, model),
         reasoning=reasoning,
         tool_calls=_calls(fields.get("tool_calls"), index),
-        tool_call_id=fields.get("tool_call_id"),
-        name=fields.get("name"),
+        tool_call_id=_str_or_none(fields, "tool_call_id", f"message {index}"),
+        name=_str_or_none(fields, "name", f"message {index}"),
         implicit=bool(fields.get("implicit", False)),
         extra=_extra(fields, index),
     )
 
 
+def _refuse_what_is_not_shown(role: str, fields: Mapping[str, Any], index: int, model: str) -> None:
+    """Fields of OpenAI's messages that say something and that no template knows: left out, they change the prompt."""
+    if role == "function":
+        raise RequestError(
+            f'message {index} has role "function", OpenAI\'s former shape. Give it role "tool" and the tool_call_id of '
+            f"the call that it answers"
+        )
+    if fields.get("function_call") is not None:
+        raise RequestError(
+            f'message {index} has a function_call, OpenAI\'s former shape. Give it tool_calls=[{{"id": ..., '
+            f'"type": "function", "function": {{"name": ..., "arguments": ...}}}}]'
+        )
+    if fields.get("refusal"):
+        raise ContentUnsupported(
+            f"message {index} holds a refusal, which no template shows. Put its text into content, or leave it out"
+        )
+    for name in _OTHER_CONTENT:
+        if fields.get(name):
+            raise ContentUnsupported(f"message {index} holds {name}; {model} reads text only.")
+
+
+def _str_or_none(fields: Mapping[str, Any], name: str, where: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{name} of {where} must be a str, got {type(value).__name__}")
+    return value
+
+
 def _extra(fields: Mapping[str, Any], index: int) -> dict[str, Any]:
     extra = {key: value for key, value in fields.items() if key not in _OWN_FIELDS and value is not None}
+    if nested_too_deep(extra):
+        raise RequestError(f"fields {sorted(map(str, extra))} of message {index} are nested more than {MAX_DEPTH} deep")
     try:
         return copy.deepcopy(extra)
     except Exception as error:
@@ -171,7 +223,8 @@ def _call(call: Any, index: int) -> MessageCall:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise RequestError(f"a tool call of message {index} has no function name")
-    return MessageCall(fields.get("id"), name, _arguments(function.get("arguments"), index))
+    identity = _str_or_none(fields, "id", f"a tool call of message {index}")
+    return MessageCall(identity, name, _arguments(function.get("arguments"), index))
 
 
 def _arguments(arguments: Any, index: int) -> dict[str, Any] | str:
@@ -185,15 +238,19 @@ def _arguments(arguments: Any, index: int) -> dict[str, Any] | str:
         )
     try:
         parsed = json.loads(arguments)
-    except ValueError:
+        json.dumps(parsed, allow_nan=False)
+    except (ValueError, RecursionError):
+        # As it is, like all that is no JSON object: a model's own malformed call comes back this way.
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    return parsed if isinstance(parsed, dict) and not nested_too_deep(parsed) else arguments
 
 
 def _as_json(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
     """A copy that holds nothing but JSON, so that every template can write it and equal calls are equal."""
+    if nested_too_deep(arguments):
+        raise RequestError(f"the arguments of a tool call of message {index} are nested more than {MAX_DEPTH} deep")
     try:
-        copied: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
+        copied: dict[str, Any] = json.loads(json.dumps(dict(arguments), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the arguments of a tool call of message {index} are no JSON: {error}") from error
     return copied

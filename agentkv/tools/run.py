@@ -16,7 +16,7 @@ from agentkv.tool_calls import ToolCall, ToolFailure
 from agentkv.tools.results import MAX_RESULT_CHARS, cut_in_the_middle, result_text
 from agentkv.tools.threads import ToolThreads, TooManyLeftBehind
 from agentkv.tools.tool import Tool
-from agentkv.tools.validation import Validated, validate
+from agentkv.tools.validation import Validated, exception_text, validate
 
 __all__ = ["check_call", "run_tool_calls"]
 
@@ -61,8 +61,9 @@ async def run_tool_calls(
     """Run the calls side by side; the results stand in the order of the calls.
 
     Coroutine functions run on this loop, everything else in threads that see the caller's context variables.
-    A call that cannot be run, raises or takes too long has a result too, with `error` set. A thread cannot be
-    stopped: one that hangs is left behind. `on_result` is called on this loop with each result as it comes.
+    A call that cannot be run, raises or takes too long has a result too, with `error` set: whatever it raises, a
+    SystemExit for one, but for KeyboardInterrupt. A thread cannot be stopped: one that hangs is left behind.
+    `on_result` is called on this loop with each result as it comes.
 
     Cancelling this call cancels the coroutines, waits for their cleaning up, and leaves threads behind.
     ValueError, before anything runs, where a tool has no `call`: only whoever reads the reply can answer it.
@@ -137,20 +138,24 @@ async def _within_time(tool: Tool, arguments: dict[str, Any], max_chars: int) ->
     assert call is not None, f"{tool.name} was let through without a function"
     until = None if tool.timeout is None else time.monotonic() + tool.timeout
 
-    async def awaited(value: Any) -> Any:
-        return await value
-
-    async def called() -> Any:
-        return await call(**arguments)
+    async def awaited(make: Callable[[], Any]) -> Any:
+        # Here, because a task lets SystemExit through to whoever runs the loop, besides keeping it.
+        try:
+            return await make()
+        except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise _raised(tool, error) from error
 
     if _is_async(call):
-        value = await _as_coroutine(tool, called(), until)
+        value = await _as_coroutine(tool, awaited(lambda: call(**arguments)), until)
     else:
         value = await _in_thread(tool, lambda: _text_unless_awaitable(call(**arguments), max_chars), until)
         if not inspect.isawaitable(value):
             return str(value)
         # A plain function that returns a coroutine, as a lambda may.
-        value = await _as_coroutine(tool, awaited(value), until)
+        made = value
+        value = await _as_coroutine(tool, awaited(lambda: made), until)
     if isinstance(value, str):
         return _text(value, max_chars)
     return str(await _in_thread(tool, lambda: _text(value, max_chars), until))
@@ -171,10 +176,13 @@ def _text(value: object, max_chars: int) -> str:
 
 async def _in_thread(tool: Tool, work: Callable[[], Any], until: float | None) -> Any:
     def judged() -> Any:
-        # Here, because an asyncio future takes neither StopIteration nor a CancelledError that is not its own.
+        # Here, because an asyncio future takes neither StopIteration nor a CancelledError that is not its own, and
+        # because SystemExit, as argparse raises it for a model's bad argument, would end the program.
         try:
             return work()
-        except (Exception, asyncio.CancelledError) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise _raised(tool, error) from error
 
     try:
@@ -213,26 +221,12 @@ def _outcome(tool: Tool, done: asyncio.Future[Any]) -> Any:
     """Its result; _Failed for what the tool raised, or where it cancelled itself."""
     if done.cancelled():
         raise _Failed(f"{tool.name} was cancelled before it had a result")
-    error = done.exception()
-    if error is None:
-        return done.result()
-    if isinstance(error, Exception) and not isinstance(error, _Failed):
-        raise _raised(tool, error)
-    raise error  # Judged already; or KeyboardInterrupt and SystemExit, which end the program and not the call.
+    return done.result()  # Or raises what was judged already; or KeyboardInterrupt, which ends the program.
 
 
 def _raised(tool: Tool, error: BaseException) -> _Failed:
     _log.debug("tool %s raised", tool.name, exc_info=error)
-    return _Failed(f"{tool.name} raised {_exception_text(error)}")
-
-
-def _exception_text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # The tool's own exception may not even be printable.
-        text = ""
-    kind = type(error).__name__
-    return f"{kind}: {text}" if text else kind
+    return _Failed(f"{tool.name} raised {exception_text(error)}")
 
 
 def _left(until: float | None) -> float | None:

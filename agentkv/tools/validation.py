@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
-__all__ = ["Validated", "validate"]
+__all__ = ["Validated", "exception_text", "validate"]
 
 _MOST_ERRORS = 3
 _LONGEST_VALUE = 60
@@ -38,11 +39,29 @@ def validate(tool: Tool, arguments: dict[str, Any]) -> Validated:
 
     With types, as pydantic reads JSON: "5" is taken for an int, text for an Enum or a date. With a schema alone, as
     jsonschema reads it, nothing converted. An argument that the tool does not know is an error in both, unless
-    the schema says that there may be more.
+    the schema says that there may be more. A validator of the tool's own types that raises something is an error of
+    the arguments too, whatever it raises: the call is lost, and not the reply that it stands in.
     """
-    if tool.arguments_model is not None:
-        return _by_types(tool.arguments_model, arguments)
-    return _by_schema(tool.parameters, arguments)
+    try:
+        if tool.arguments_model is not None:
+            return _by_types(tool.arguments_model, arguments)
+        return _by_schema(tool.parameters, arguments)
+    except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        return Validated(error=f"checking them raised {exception_text(error)}")
+
+
+def exception_text(error: BaseException) -> str:
+    """Its kind and its text; the kind alone where it has none, or cannot be printed."""
+    try:
+        text = str(error)
+    except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException:
+        text = ""
+    kind = type(error).__name__
+    return f"{kind}: {text}" if text else kind
 
 
 def _by_types(model: type[BaseModel], arguments: dict[str, Any]) -> Validated:

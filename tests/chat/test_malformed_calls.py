@@ -163,7 +163,11 @@ def test_without_tools_nothing_is_a_call(call_format):
         ('{"name": "add", "arguments": {"a": NaN}}', "add", "wanted a value"),
         ('{"name": "add", "arguments": {"a": "\\ud800"}}', "add", "surrogate"),
         ('{"name": "\\ud800", "arguments": {}}', "", "no name"),
-        ('{"name": "add", "arguments": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}", "add", "too deep"),
+        (
+            '{"name": "add", "arguments": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}",
+            "add",
+            "nested more than 100 deep",
+        ),
         ("add(a=1)", "", "does not begin with {"),
         ("[]", "", "does not begin with {"),
         ("", "", "does not begin with {"),

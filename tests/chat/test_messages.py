@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+import types
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentkv import RequestError
+from agentkv import ContentUnsupported, RequestError
 from agentkv.chat import Message, normalise, to_openai
 from agentkv.tool_calls import ToolCall
 from agentkv.tools import as_tool
@@ -15,6 +19,17 @@ from agentkv.tools import as_tool
 
 def calling(arguments: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}
+
+
+def calling_as(identity: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": identity, "function": {"name": "f", "arguments": {}}}]}
+
+
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def test_what_the_caller_changes_later_changes_no_message() -> None:
@@ -63,11 +78,110 @@ def test_reasoning_is_found_under_either_name(fields: dict[str, Any]) -> None:
         ({"role": "assistant", "tool_calls": [{}]}, "a tool call of message 1 has no function name"),
         (calling({"a": {1, 2}}), "the arguments of a tool call of message 1 are no JSON: .*set"),
         (calling([1]), "the arguments of a tool call of message 1 must be JSON or a dict, got list"),
+        (calling({"a": float("nan")}), "the arguments of a tool call of message 1 are no JSON: .*float"),
+        (calling({"a": deep(20_000)}), "the arguments of a tool call of message 1 are nested more than 100 deep"),
+        (calling_as([1]), r"id of a tool call of message 1 must be a str, got list"),
+        ({"role": "tool", "tool_call_id": [1], "content": ""}, "tool_call_id of message 1 must be a str, got list"),
+        ({"role": "user", "content": "", "name": 5}, "name of message 1 must be a str, got int"),
+        ({"role": "user", "content": "", "more": deep(20_000)}, r"fields \['more'\] of message 1 are nested more than"),
+        (types.SimpleNamespace(model_dump=lambda: 1 / 0), "message 1 cannot be read: ZeroDivisionError"),
+        ({"role": "function", "name": "f", "content": "3"}, 'role "function", .* Give it role "tool"'),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "message 1 has a function_call, .* Give it tool_calls"),
     ],
 )
 def test_what_is_no_message_is_told_by_its_place(message: Any, told: str) -> None:
     with pytest.raises(RequestError, match=told):
         normalise([{"role": "user", "content": "hi"}, message])
+
+
+@pytest.mark.parametrize("given_instead", ["hi", {"role": "user"}, 5, None])
+def test_what_is_no_list_of_messages_is_told_as_such(given_instead: Any) -> None:
+    with pytest.raises(RequestError, match=r"messages is a list of messages, got \w+"):
+        normalise(given_instead)
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ({"refusal": "No."}, "message 0 holds a refusal, .* Put its text into content"),
+        ({"audio": {"id": "a1"}}, "message 0 holds audio; tiny reads text only"),
+        ({"images": ["aGk="]}, "message 0 holds images; tiny reads text only"),
+    ],
+)
+def test_what_no_template_would_show_is_refused_and_not_left_out(field: dict[str, Any], told: str) -> None:
+    with pytest.raises(ContentUnsupported, match=told):
+        normalise([{"role": "assistant", "content": None, **field}], model="tiny")
+
+
+def test_openais_fields_that_say_nothing_are_no_fields() -> None:
+    empty = {"refusal": None, "audio": None, "function_call": None, "tool_calls": None, "name": None}
+    assert normalise([{"role": "assistant", "content": "yes", **empty}]) == (Message("assistant", "yes"),)
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": NaN}', '{"a": 1e999}', '{"a": ' + "[" * 20_000 + "]" * 20_000 + "}", "[1]"]
+)
+def test_arguments_in_text_that_are_no_json_object_stay_as_they_are(arguments: str) -> None:
+    [message] = normalise([calling(arguments)])
+    assert [call.arguments for call in message.tool_calls] == [arguments]
+    assert normalise(to_openai([message])) == (message,)
+
+
+class Odd:
+    """Raises whatever is asked of it."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+    __repr__ = __bool__ = __eq__ = __hash__ = __deepcopy__ = __str__  # type: ignore[assignment]
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=3)
+    | st.sampled_from(["assistant", "tool", "1", "text", '{"a": 1}', '{"a": NaN}', "9" * 5000, "[" * 20_000])
+    | st.builds(object)
+    | st.builds(Odd)
+    | st.sets(st.integers(), max_size=2)
+)
+KEYS = st.sampled_from(
+    [
+        *("role", "content", "tool_calls", "tool_call_id", "name", "id", "function", "arguments", "type", "text"),
+        *("reasoning", "reasoning_content", "implicit", "refusal", "function_call", "audio", "more"),
+    ]
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5) | st.tuples(inner),
+    max_leaves=20,
+)
+CALLS = st.lists(
+    st.fixed_dictionaries({"id": LEAVES, "function": st.fixed_dictionaries({"name": LEAVES, "arguments": VALUES})}),
+    max_size=2,
+)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "system"]) | VALUES},
+    optional={"content": VALUES, "tool_calls": CALLS | VALUES, "tool_call_id": LEAVES, "name": LEAVES, "more": VALUES},
+)
+
+
+@given(st.lists(MESSAGES | VALUES, max_size=4) | VALUES)
+def test_whatever_is_given_is_messages_or_an_error_that_names_the_place(messages: Any) -> None:
+    refused: list[str] = []
+    found: tuple[Message, ...] = ()
+    try:
+        found = normalise(messages)
+    except RequestError as error:
+        refused.append(str(error))
+    assert all("message" in error for error in refused)
+    for message in found:
+        json.dumps([call.to_openai() for call in message.tool_calls], allow_nan=False)
+        assert isinstance(message.content, str)
+    assert refused or len(to_openai(found)) == len(messages)
 
 
 def test_a_malformed_call_goes_through_messages_with_what_the_model_wrote() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextvars
 import dataclasses
@@ -167,6 +168,10 @@ async def test_a_call_that_cannot_be_run_has_a_result_that_says_why(case: Case) 
     assert check_call(call("add", a=1), tools, denied).error is None
 
 
+class Outcome(BaseException):
+    """As test runners and other event loops make theirs, so that no program catches them by accident."""
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError
@@ -182,6 +187,8 @@ class Unprintable(Exception):
         (StopIteration(), "StopIteration"),
         (Unprintable(), "f raised Unprintable"),
         (ExceptionGroup("two", [ValueError(), ValueError()]), "f raised ExceptionGroup"),
+        (SystemExit(2), "f raised SystemExit: 2"),
+        (Outcome("stop"), "f raised Outcome: stop"),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -196,6 +203,26 @@ async def test_a_raising_tool_has_a_result(error: BaseException, text: str, asyn
     assert result.error is not None
     assert any(part in result.error for part in text.split("|"))
     assert result.content == f"Error: {result.error}"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_tool_that_ends_the_program_ends_its_call_and_no_loop(asynchronous: bool) -> None:
+    async def coroutine(words: str) -> None:
+        parse(words)
+
+    def parse(words: str) -> None:
+        argparse.ArgumentParser(exit_on_error=True).parse_args(words.split())
+
+    # A loop of its own: a task hands SystemExit to whoever runs the loop, besides keeping it.
+    result = asyncio.run(run_one(coroutine if asynchronous else parse, words="--nonesuch"))
+    assert (result.error, result.failure) == ("f raised SystemExit: 2", "raised")
+
+
+async def test_a_plain_function_whose_coroutine_ends_the_program_has_a_result() -> None:
+    async def coroutine() -> None:
+        raise SystemExit("done")
+
+    assert (await run_one(lambda: coroutine())).error == "f raised SystemExit: done"
 
 
 async def test_arguments_that_the_function_does_not_take_are_a_result() -> None:

@@ -7,6 +7,7 @@ import datetime
 import enum
 from typing import Any, Literal
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +98,34 @@ def test_a_broken_reference_is_an_error_of_the_call_and_asks_no_network() -> Non
     error = validate(tool, {"a": 1}).error
     assert error is not None
     assert "/$defs/gone" in error
+
+
+class Looked(pydantic.BaseModel):
+    up: int
+
+    @pydantic.field_validator("up")
+    @classmethod
+    def in_the_table(cls, up: int) -> str:
+        if up == 3:
+            raise SystemExit("no")
+        return {1: "one"}[up]
+
+
+def look(where: Looked) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("up", "raised"), [(2, "checking them raised KeyError: 2"), (3, "checking them raised SystemExit: no")]
+)
+def test_a_validator_that_raises_whatever_it_likes_is_an_error_of_the_arguments(up: int, raised: str) -> None:
+    assert validate(as_tool(look), {"where": {"up": up}}).error == raised
+
+
+def test_a_number_that_the_schemas_reader_cannot_take_is_an_error_of_the_arguments() -> None:
+    tool = Tool("f", "", {"properties": {"a": {"type": "number", "multipleOf": 0.5}}})
+    error = validate(tool, {"a": 10**400}).error
+    assert error is not None
+    assert error.startswith("checking them raised OverflowError")
 
 
 JSON = st.recursive(
