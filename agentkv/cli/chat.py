@@ -84,6 +84,7 @@ def _talk(runner: asyncio.Runner, conversations: Conversations, model: str) -> b
                 if line.startswith("/"):
                     run_command(line, conversations, out)
                 else:
+                    _require_text(line)
                     runner.run(_answer(conversations.session, line, out))
             except Leave:
                 break
@@ -93,6 +94,17 @@ def _talk(runner: asyncio.Runner, conversations: Conversations, model: str) -> b
                 print(f"agentkv: {error}", file=sys.stderr)
                 failed = not lines.from_terminal
     return failed
+
+
+def _require_text(line: str) -> None:
+    """Raise ValueError where bytes came that are no letters in stdin's encoding: it reads them as surrogates."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a message that is no {sys.stdin.encoding} text at character {error.start + 1} is not asked; convert it, "
+            f"as with `iconv -t UTF-8`"
+        ) from error
 
 
 async def _answer(session: Session, message: str, out: Console) -> None:

@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from agentkv.cli.entry import leave_at_once
+from agentkv.cli.streams import NOBODY_READS
 
 __all__ = ["console", "examples", "progress_line"]
 
 _WIDTH_OF_A_PIPE = 200
 """Columns of a table that goes to a file or pipe, where nothing is gained by folding."""
-
-
-_NOBODY_READS = 141
-"""What a shell shows for a program that SIGPIPE has ended: 128 + 13."""
 
 
 class _Console(Console):
@@ -27,7 +24,7 @@ class _Console(Console):
     """
 
     def on_broken_pipe(self) -> None:
-        leave_at_once(_NOBODY_READS)
+        leave_at_once(NOBODY_READS)
 
 
 def examples(*commands: str) -> str:

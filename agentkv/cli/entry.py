@@ -7,6 +7,8 @@ import signal
 import sys
 from typing import NoReturn
 
+from agentkv.cli.streams import mend_streams
+
 __all__ = ["INTERRUPTED", "leave_at_once", "program"]
 
 INTERRUPTED = 130
@@ -19,6 +21,7 @@ def program() -> NoReturn:
     # times as long with two threads as with one. Asleep they cost some microseconds a wake-up.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        mend_streams()
         # Imported here: half a second, in which Ctrl-C is an end like any other.
         from agentkv.cli.commands import main
 
