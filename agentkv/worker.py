@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -21,13 +22,16 @@ from agentkv.errors import EngineFailed, RuntimeClosed
 if TYPE_CHECKING:
     from agentkv.engine import Engine
 
-__all__ = ["OpenEngine", "Sink", "Worker"]
+__all__ = ["JOIN_SECONDS", "OpenEngine", "Sink", "Worker"]
 
 _log = logging.getLogger("agentkv")
 _T = TypeVar("_T")
 
-_JOIN_SECONDS = 60.0
+JOIN_SECONDS = 60.0
 """How long closing waits for the step that is running."""
+
+_running: set[Worker] = set()
+"""Those whose thread has not ended. Read and written by single operations, so that no lock can be held at a fork."""
 
 
 class Sink(Protocol):
@@ -70,16 +74,20 @@ class Worker:
         self._sinks: dict[int, Sink] = {}
         self._queued: set[int] = set()
         self._closing = False
+        self._silent = False
+        """Nobody is told any more what becomes of his call."""
         self._failure: BaseException | None = None
         self.ready: Future[None] = Future()
         """Done when the engine can take calls, or when opening it failed. The engine itself is its thread's alone: a
         Worker may be held long after it has ended, by streams that are kept, and must not hold the pages with it."""
         self.snapshot: Snapshot | None = None
         """As of the end of the last step, abort or question; None before the engine is ready."""
+        self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="agentkv-engine", daemon=True)
 
     def start(self) -> None:
         """Begin to open the engine. Returns at once."""
+        _running.add(self)
         self._thread.start()
 
     @property
@@ -116,6 +124,10 @@ class Worker:
         """End a call before the next step; nothing more is delivered. Done when nothing of it is left in the engine."""
 
         return self.ask(functools.partial(self._abort, call_id=call_id))
+
+    def abandon(self, call_id: int) -> None:
+        """As abort, where nobody waits for it."""
+        self.tell(functools.partial(self._abort, call_id=call_id))
 
     def cancel(self, call_id: int, *, keep: bool) -> Future[None]:
         """As abort, with a "cancelled" reply delivered for each choice that has not ended; see `Engine.cancel`."""
@@ -155,20 +167,31 @@ class Worker:
         with contextlib.suppress(RuntimeClosed, EngineFailed):
             self._post(_Command(run, lambda error: None))
 
-    def close(self) -> None:
-        """Ask the thread to end; calls that are not finished fail with RuntimeClosed. Returns at once."""
+    def close(self, *, silently: bool = False) -> Future[None]:
+        """Ask the thread to end. Returns at once; done when the engine is gone and the model given back.
+
+        Calls that are not finished fail with RuntimeClosed, unless `silently`: then nobody hears of them again.
+        """
         if self._is_elsewhere:
-            return
+            gone: Future[None] = Future()
+            gone.set_result(None)
+            return gone
         with self._wake:
+            self._silent = self._silent or silently
             self._closing = True
             self._wake.notify_all()
+        return self._ended
 
     def join(self) -> None:
         """Wait until the thread has ended, at most a minute."""
         if self._thread.ident is not None and not self.is_this_thread:
-            self._thread.join(_JOIN_SECONDS)
+            self._thread.join(JOIN_SECONDS)
             if self._thread.is_alive():
-                _log.warning("the engine did not end within %d s of being closed; left to itself", _JOIN_SECONDS)
+                self.leave_to_itself()
+
+    def leave_to_itself(self) -> None:
+        """Say that it was waited for long enough."""
+        _log.warning("the engine did not end within %d s of being closed; left to itself", JOIN_SECONDS)
 
     def require_open(self) -> None:
         """Raise what a call would meet now: RuntimeClosed, EngineFailed, or nothing."""
@@ -198,6 +221,13 @@ class Worker:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._open_and_serve()
+        finally:
+            _running.discard(self)
+            self._ended.set_result(None)
+
+    def _open_and_serve(self) -> None:
         try:
             engine, dispose = self._open_engine(lambda: self._closing)
         except BaseException as error:
@@ -250,6 +280,8 @@ class Worker:
 
     def _deliver(self, updates: Sequence[Update]) -> None:
         """Hand each call its updates, in order; a sink that raises loses its call, and nobody else anything."""
+        if self._silent:
+            return
         by_call: dict[int, list[Update]] = {}
         for update in updates:
             by_call.setdefault(update.call_id, []).append(update)
@@ -265,7 +297,7 @@ class Worker:
             except Exception:
                 _log.exception("the receiver of call %d raised; the call is ended", call_id)
                 if not ended:
-                    self.tell(functools.partial(self._abort, call_id=call_id))
+                    self.abandon(call_id)
 
     def _abort(self, engine: Engine, call_id: int) -> None:
         self._forget(call_id)
@@ -290,3 +322,18 @@ class Worker:
         for command in commands:
             command.fail(reason)
         self._deliver([CallFailed(call_id, reason) for call_id in list(self._sinks)])
+
+
+@atexit.register
+def _end_all() -> None:
+    """End every engine's thread before the interpreter is torn down, within the step that is running.
+
+    A daemon thread that comes back from torch after that is ended where it stands, in the middle of C++ code, which
+    aborts the process. Whoever still waits for an answer here is a daemon thread itself and ends with the process: an
+    error that it would raise now is nobody's concern.
+    """
+    workers = tuple(_running)
+    for worker in workers:
+        worker.close(silently=True)
+    for worker in workers:
+        worker.join()

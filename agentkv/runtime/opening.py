@@ -1,7 +1,8 @@
-"""Opens the engine behind a Runtime: model, kernels, pool, cache, scheduler. Runs on the engine's thread."""
+"""Opens the engine behind a Runtime, on the engine's thread: model, kernels, pool, cache, scheduler. Ends it, too."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from agentkv.chat import ChatTemplate, Scribe
 from agentkv.errors import ConfigError, RuntimeClosed
 from agentkv.report import ServedBy
+from agentkv.streams import await_result
+from agentkv.worker import JOIN_SECONDS, Worker
 
 from .config import RuntimeConfig
 from .opened import Opened
@@ -20,9 +23,8 @@ from .prompt import PromptEncoder
 
 if TYPE_CHECKING:
     from agentkv.engine import Engine
-    from agentkv.worker import Worker
 
-__all__ = ["open_after", "open_engine"]
+__all__ = ["end", "open_after", "open_engine"]
 
 _log = logging.getLogger("agentkv")
 
@@ -46,6 +48,18 @@ def open_after(
             held(opened)
 
     return open_engine(config, cancelled, tell_if_held)
+
+
+async def end(worker: Worker) -> None:
+    """Close a worker, and wait until its step has ended and the model is given back, at most a minute."""
+    # Not by a thread that joins it: none can be begun any more where an atexit hook closes a Runtime.
+    try:
+        async with asyncio.timeout(JOIN_SECONDS):
+            await await_result(worker.close())
+    except TimeoutError:
+        worker.leave_to_itself()
+    else:
+        worker.join()
 
 
 def open_engine(

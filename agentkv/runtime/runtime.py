@@ -29,7 +29,7 @@ from agentkv.worker import Worker
 from .admission import Gate, Rate, RateLimits
 from .config import RuntimeConfig, read_template
 from .opened import Opened
-from .opening import open_after
+from .opening import end, open_after
 from .prompt import Prompt, is_messages
 
 __all__ = ["Runtime"]
@@ -178,8 +178,7 @@ class Runtime:
             self._closed = True
             workers = [*self._given_up, *([] if self._worker is None else [self._worker])]
         for worker in workers:
-            worker.close()
-            await asyncio.to_thread(worker.join)
+            await end(worker)
         self._given_up.clear()
 
     async def __aenter__(self) -> Self:

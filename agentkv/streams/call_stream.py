@@ -129,7 +129,7 @@ class CallStream(Stream):
     def __del__(self) -> None:
         # An abandoned stream is not read by anybody: nothing of it need be computed.
         if self._submitted is not None and not self._ended:
-            self._submitted.worker.abort(self._submitted.call_id)
+            self._submitted.worker.abandon(self._submitted.call_id)
             self._turn.left()
 
     async def _start(self) -> Submitted:

@@ -153,3 +153,22 @@ async def test_cancelled_at_any_moment_it_raises_or_has_a_reply_that_says_so_and
             assert not session.busy
             idle_and_sound(runtime)
         assert outcomes >= {"closed", "cancelled"}
+
+
+async def test_what_goes_wrong_when_a_stream_that_nobody_holds_is_ended_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(call_id: int) -> None:
+        raise LookupError(f"call {call_id} cannot be ended")
+
+    async with serving(tiny_model("llama")) as runtime:
+        stream = runtime.stream(PROMPT, max_tokens=100)
+        await anext(stream)
+        worker, call_id = runtime._serving(), stream._submitted.call_id  # type: ignore[union-attr]
+        await asyncio.wrap_future(worker.ask(lambda engine: vars(engine).update(abort=fails)))
+        del stream
+        await asyncio.wrap_future(worker.ask(lambda engine: vars(engine).pop("abort")))
+        await asyncio.wrap_future(worker.abort(call_id))
+        (record,) = caplog.records
+        assert "what it was told between two steps" in record.message
+        assert "cannot be ended" in str(record.exc_info)
