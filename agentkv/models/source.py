@@ -79,6 +79,8 @@ class LoadedModel:
     script: Any = None
     """Of a scripted model: from what is asked, and what its template can say, to masks that leave one answer (see
     agentkv.testing)."""
+    clock: Callable[[], float] | None = None
+    """By which its calls are timed, where that is not time.monotonic (see agentkv.testing)."""
 
     def restore(self) -> None:
         """Give a user's own object its former mode and gradients back; nothing for a model loaded here."""

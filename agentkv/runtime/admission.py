@@ -49,15 +49,22 @@ class _SharedThrottler(Throttler):
     instead of looking again and again.
     """
 
-    def __init__(self, rate_limit: int, period: float) -> None:
+    def __init__(self, rate_limit: int, period: float, clock: Callable[[], float]) -> None:
         super().__init__(rate_limit, period)
         self._lock = threading.Lock()
+        self._clock = clock
+
+    def flush(self) -> None:
+        """Forget the calls that are too old to count; the base class knows one clock only."""
+        now = self._clock()
+        while self._task_logs and now - self._task_logs[0] > self.period:
+            self._task_logs.popleft()
 
     def book(self) -> float:
-        """When the next call may start, by time.monotonic."""
+        """When the next call may start, by the clock."""
         with self._lock:
-            self.flush()  # type: ignore[no-untyped-call]
-            start = time.monotonic()
+            self.flush()
+            start = self._clock()
             if len(self._task_logs) >= self.rate_limit:
                 start = max(start, self._task_logs[-self.rate_limit] + self.period)
             self._task_logs.append(start)
@@ -77,26 +84,37 @@ class RateLimits:
         self._lock = threading.Lock()
         self._throttlers: OrderedDict[str | None, _SharedThrottler] = OrderedDict()
 
-    async def wait(self, *, name: str | None, cache_salt: str | None, still_open: Callable[[], object]) -> None:
-        """Return when a call of this name and salt may start. `still_open` raises when nothing will start any more."""
+    async def wait(
+        self,
+        *,
+        name: str | None,
+        cache_salt: str | None,
+        still_open: Callable[[], object],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Return when a call of this name and salt may start. `still_open` raises when nothing will start any more.
+
+        clock: the same in each call; time.monotonic by default
+        """
         if self._rate is None:
             return
-        throttler = self._throttler(name if self._rate.by == "name" else cache_salt)
+        clock = time.monotonic if clock is None else clock
+        throttler = self._throttler(name if self._rate.by == "name" else cache_salt, clock)
         start = throttler.book()
         try:
-            while (left := start - time.monotonic()) > 0:
+            while (left := start - clock()) > 0:
                 still_open()
                 await asyncio.sleep(min(left, _LOOK_AGAIN))
         except BaseException:
             throttler.give_back(start)
             raise
 
-    def _throttler(self, key: str | None) -> _SharedThrottler:
+    def _throttler(self, key: str | None, clock: Callable[[], float]) -> _SharedThrottler:
         assert self._rate is not None, "there is no rate to keep"
         with self._lock:
             throttler = self._throttlers.get(key)
             if throttler is None:
-                throttler = self._throttlers[key] = _SharedThrottler(self._rate.requests, self._rate.seconds)
+                throttler = self._throttlers[key] = _SharedThrottler(self._rate.requests, self._rate.seconds, clock)
                 if len(self._throttlers) > _THROTTLERS:
                     self._throttlers.popitem(last=False)
             self._throttlers.move_to_end(key)

@@ -52,6 +52,8 @@ class Opened:
     num_pages: int | None = None
     """As the runtime was given them; the pool has a default size where both are None."""
     script: Script | None = None
+    clock: Callable[[], float] = time.monotonic
+    """By which calls are timed, and rates kept."""
     produced: ProducedTurns = field(default_factory=ProducedTurns)
     texts: ProducedTexts = field(default_factory=ProducedTexts)
     tool_calls: ToolCallTally = field(default_factory=ToolCallTally)
@@ -76,7 +78,7 @@ class Opened:
             end_token_ids=frozenset(question.params.stop_token_ids) | ends,
             kept_special_tokens=question.kept_special_tokens,
             make_mask=question.make_mask,
-            arrived=time.monotonic(),
+            arrived=self.clock(),
         )
 
     @property

@@ -149,7 +149,8 @@ def open_engine(
         scheduler = Scheduler(
             cache, max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs
         )
-        engine = Engine(runner, scheduler, loaded.tokenizer, strict=config.strict)
+        clock = loaded.clock if loaded.clock is not None else time.monotonic
+        engine = Engine(runner, scheduler, loaded.tokenizer, clock=clock, strict=config.strict)
         encoder = PromptEncoder(loaded.tokenizer, vocab_size=runner.vocab_size)
         opened = Opened(
             name=loaded.name,
@@ -167,7 +168,7 @@ def open_engine(
                 model=loaded.name,
                 dtype=dtype_name(model.dtype),
                 device=device_name(model.device),
-                started_at=time.monotonic(),
+                started_at=clock(),
                 num_pages=runner.store.num_pages,
                 page_size=config.page_size,
                 pool_bytes=runner.store.num_bytes,
@@ -177,6 +178,7 @@ def open_engine(
             memory=config.memory,
             num_pages=config.num_pages,
             script=loaded.script,
+            clock=clock,
         )
         tell(opened)
     except BaseException:

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import itertools
 import threading
-import time
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
@@ -231,7 +230,7 @@ class Runtime:
 
         Raises TypeError for a `since` that is no report, ValueError for one of another Runtime.
         """
-        served_by = self._ready().served_by
+        opened, served_by = self._ready(), self._ready().served_by
         if since is not None and not isinstance(since, Report):
             raise TypeError(f"since must be an earlier report of this Runtime, got {type(since).__name__}")
         if since is not None and since.served_by is not served_by:
@@ -240,8 +239,8 @@ class Runtime:
             )
         snapshot = self._serving().snapshot
         assert snapshot is not None, "a started engine has a snapshot"
-        calls = self._ready().tool_calls.counts
-        now = Moment(snapshot, sessions=self._num_sessions, at=time.monotonic(), tool_calls=calls)
+        calls = opened.tool_calls.counts
+        now = Moment(snapshot, sessions=self._num_sessions, at=opened.clock(), tool_calls=calls)
         return Report(served_by, now, since.now if since is not None else None)
 
     def check(self) -> None:
@@ -409,7 +408,8 @@ class Runtime:
         """Wait for a place in the queue, and hand the question to the engine."""
         opened = self._ready()
         call = opened.call(question, next(self._call_ids))
-        await self._rates.wait(name=call.name, cache_salt=question.cache_salt, still_open=self._serving().require_open)
+        still_open, salt = self._serving().require_open, question.cache_salt
+        await self._rates.wait(name=call.name, cache_salt=salt, still_open=still_open, clock=opened.clock)
         if self._config.on_full == "raise":
             self._gate.enter_or_raise()
         else:

@@ -10,6 +10,8 @@ __all__ = ["ManualClock"]
 class ManualClock:
     """Called, it gives its seconds, as `time.monotonic` does; it never goes back. Safe in several threads.
 
+    A Runtime goes by it with `scripted(…, clock=clock)`.
+
     clock = ManualClock()
     clock.advance(1.5)
     assert clock() == 1.5

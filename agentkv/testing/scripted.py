@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentkv.chat import Traits
 from agentkv.errors import ConfigError
 
+from .clock import ManualClock
 from .replies import Answer, Replies, Reply, written
 from .tokenizer import chat_tokenizer
 
@@ -32,6 +33,8 @@ def scripted(
     tokenizer: Any = None,
     name: str = "scripted",
     context_limit: int = 32_768,
+    clock: ManualClock | None = None,
+    seconds_per_token: float = 0.0,
 ) -> ScriptedModel:
     """A model for `Runtime(…)` that answers as it is told: `Runtime(scripted(["Hello."]), num_pages=64)`.
 
@@ -42,6 +45,10 @@ def scripted(
     tokenizer      a fast tokenizer of transformers with an end token (eos_token); by default a small one of bytes and
                    ChatML's markers, whose template (TEMPLATE) knows tools and reasoning
     context_limit  tokens of prompt and answer together
+    clock          what the Runtime times its calls and its report by, and keeps its rate_limit by, instead of
+                   time.monotonic. Timeouts are the event loop's, and real time goes by in them
+    seconds_per_token  how far the clock goes on with each token of a scripted reply, the end token too; where calls
+                   run side by side, with each token of each of them
 
     A reply is a str, which may hold the template's own markers (`<tool_call>…</tool_call>`) and is encoded as the
     tokenizer encodes it; an Answer, whose calls are put into those markers; an Exception, which ends that call alone
@@ -52,20 +59,32 @@ def scripted(
 
     One source may serve several runtimes, one after another or at once: they share the list.
     """
-    return ScriptedModel(Replies(replies), template, tokenizer, name, context_limit)
+    return ScriptedModel(Replies(replies), template, tokenizer, name, context_limit, clock, seconds_per_token)
 
 
 class ScriptedModel:
     """Made by `scripted`; a model source. Remembers what it was asked."""
 
     def __init__(
-        self, replies: Replies, template: str | Path | None, tokenizer: Any, name: str, context_limit: int
+        self,
+        replies: Replies,
+        template: str | Path | None,
+        tokenizer: Any,
+        name: str,
+        context_limit: int,
+        clock: ManualClock | None,
+        seconds_per_token: float,
     ) -> None:
         if template is not None and not isinstance(template, (str, Path)):
             raise TypeError(f"template is a chat template's text or the Path of its file, got {template!r}")
         if tokenizer is not None and getattr(tokenizer, "eos_token_id", None) is None:
             raise ConfigError("a scripted model ends each reply with its tokenizer's eos_token, and this one has none")
+        if not seconds_per_token >= 0:
+            raise ValueError(f"seconds_per_token is a number of 0 or more, got {seconds_per_token!r}")
+        if seconds_per_token and clock is None:
+            raise ValueError("seconds_per_token moves a clock: give clock=ManualClock() with it")
         self.name = name
+        self._clock, self._seconds_per_token = clock, seconds_per_token
         self._replies = replies
         self._template = template
         self._tokenizer = tokenizer
@@ -101,8 +120,10 @@ class ScriptedModel:
         model = _tiny_llama(len(tokenizer), tokenizer.eos_token_id, self._context_limit)
         digest = digest_tensors(model.state_dict(), sample=True)
         moved: Any = model.to(device=device, dtype=dtype)  # type: ignore[call-arg]
-        script = _Script(self._replies, self._asked, tokenizer, model.config.vocab_size)
-        return LoadedModel(moved, tokenizer, self.name, dtype, digest, script=script.masks)
+        script = _Script(
+            self._replies, self._asked, tokenizer, model.config.vocab_size, self._clock, self._seconds_per_token
+        )
+        return LoadedModel(moved, tokenizer, self.name, dtype, digest, script=script.masks, clock=self._clock)
 
     def _with_template(self) -> Any:
         # The caller's own object keeps the template that it has.
@@ -120,9 +141,18 @@ class ScriptedModel:
 class _Script:
     """From what is asked to masks that leave one answer."""
 
-    def __init__(self, replies: Replies, asked: list[Any], tokenizer: Any, vocab_size: int) -> None:
+    def __init__(
+        self,
+        replies: Replies,
+        asked: list[Any],
+        tokenizer: Any,
+        vocab_size: int,
+        clock: ManualClock | None,
+        seconds_per_token: float,
+    ) -> None:
         self._replies, self._asked = replies, asked
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._clock, self._seconds_per_token = clock, seconds_per_token
         # Fast tokenizers may not be entered twice at once.
         self._lock = threading.Lock()
 
@@ -153,7 +183,8 @@ class _Script:
             text = answer if isinstance(answer, str) else written(answer, traits())
             with self._lock:
                 token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return _Forced((*token_ids, self._tokenizer.eos_token_id), self._vocab_size)
+        forced = _Forced((*token_ids, self._tokenizer.eos_token_id), self._vocab_size)
+        return forced if self._clock is None else _Timed(forced, self._clock, self._seconds_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +203,19 @@ class _Forced:
         may = torch.zeros(self.vocab_size, dtype=torch.bool)
         may[self.token_ids[place]] = True
         return may
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """The clock goes on before each token."""
+
+    forced: _Forced
+    clock: ManualClock
+    seconds: float
+
+    def allowed(self, output_token_ids: Sequence[int]) -> torch.Tensor | None:
+        self.clock.advance(self.seconds)
+        return self.forced.allowed(output_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

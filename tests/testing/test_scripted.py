@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import agentkv.testing
-from agentkv import ConfigError, PoolFull, ReasoningDelta, Runtime, TextDelta, ToolCallDelta
+from agentkv import ConfigError, PoolFull, Rate, ReasoningDelta, Runtime, TextDelta, ToolCallDelta
 from agentkv.chat import ChatTemplate
 from agentkv.testing import TEMPLATE, Answer, ManualClock, ScriptEnded, fail_allocation, scripted
 from agentkv.testing.tokenizer import chat_tokenizer
@@ -309,6 +309,50 @@ def test_a_manual_clock_goes_on_as_it_is_told_and_never_back() -> None:
     for back in (-1, float("nan")):
         with pytest.raises(ValueError, match="0 seconds or more"):
             clock.advance(back)
+
+
+async def test_calls_and_the_report_are_timed_by_the_clock_that_the_model_was_given() -> None:
+    clock = ManualClock(100)
+    async with serving(scripted(lambda asked: "Yes.", clock=clock, seconds_per_token=0.5), **WIDE) as runtime:
+        for _ in range(2):
+            usage = (await runtime.generate(ASKED)).usage
+            assert usage.output_tokens > 2
+            assert (usage.queue_time, usage.ttft, usage.duration) == (0.0, 0.5, 0.5 * usage.output_tokens)
+        earlier = runtime.report()
+        clock.advance(7)
+        figures = runtime.report(since=earlier).to_dict()
+        assert (figures["interval"], figures["uptime"]) == (7.0, 7.0 + 2 * usage.duration)
+
+
+async def test_a_clock_that_stands_still_times_nothing_and_its_report_can_be_read() -> None:
+    async with serving(scripted(["Yes.", None], clock=ManualClock()), **WIDE) as runtime:
+        for _ in range(2):
+            usage = (await runtime.generate(ASKED, max_tokens=5)).usage
+            assert (usage.queue_time, usage.ttft, usage.duration) == (0.0, 0.0, 0.0)
+        assert "0 s" in str(runtime.report())
+
+
+async def test_a_rate_is_kept_by_the_clock_and_a_call_over_it_waits_until_the_clock_was_advanced() -> None:
+    clock = ManualClock()
+    model = scripted(lambda asked: "Yes.", clock=clock)
+    async with serving(model, rate_limit=Rate(1, 3600.0), **WIDE) as runtime:
+        await runtime.generate(ASKED, name="a")
+        second = asyncio.create_task(runtime.generate(ASKED, name="a"))
+        while len(model.asked) < 2:
+            await asyncio.sleep(0)
+        clock.advance(3599)
+        await runtime.generate(ASKED, name="b")
+        assert not second.done()
+        clock.advance(1)
+        assert (await second).usage.queue_time == 3600.0
+        clock.advance(3601)
+        assert (await runtime.generate(ASKED, name="a")).usage.queue_time == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "clock"), [(0.5, None), (-1, ManualClock()), (float("nan"), ManualClock())])
+def test_seconds_a_token_need_a_clock_that_they_can_move(seconds: float, clock: ManualClock | None) -> None:
+    with pytest.raises(ValueError, match="seconds_per_token"):
+        scripted([], clock=clock, seconds_per_token=seconds)
 
 
 def test_all_that_is_public_has_a_docstring() -> None:
