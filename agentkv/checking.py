@@ -35,6 +35,7 @@ from agentkv.model_runner import (
     freeze_rope,
     open_runner,
 )
+from agentkv.model_runner.layers import text_config
 from agentkv.models import LoadedModel, LoadOptions, resolve
 from agentkv.reply import Reply
 from agentkv.sampling_params import SamplingParams
@@ -176,7 +177,7 @@ def _check_loaded(loaded: LoadedModel, output_tokens: int, progress: Callable[[s
 
 def _context_limit(model: Any, output_tokens: int) -> int:
     """The model's own limit; of one that names none, what this check needs."""
-    if getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) is not None:
+    if getattr(text_config(model.config), "max_position_embeddings", None) is not None:
         return default_context_limit(model)
     return SHARED_TOKENS + max(OWN_TOKENS) + output_tokens
 

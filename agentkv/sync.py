@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
+from agentkv.cache import Listener
 from agentkv.errors import RuntimeClosed
 from agentkv.events import StreamEvent, TextDelta
 from agentkv.loop_thread import LoopThread
+from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Report, SessionReport
+from agentkv.runtime import Rate
 from agentkv.runtime import Runtime as AsyncRuntime
 from agentkv.runtime.prompt import Prompt
 from agentkv.session import Content, Mark, Run, RunStream
@@ -237,8 +241,43 @@ class Session:
 class Runtime:
     """As `agentkv.Runtime`, with the same options."""
 
-    def __init__(self, model: Any, **options: Any) -> None:
-        self._runtime = AsyncRuntime(model, **options)
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        adapter: str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        chat_template: str | Path | None = None,
+        dtype: Any = "auto",
+        weights: None = None,
+        device: str | None = None,
+        backend: str | None = None,
+        kv_dtype: None = None,
+        threads: int | None = None,
+        context_limit: int | None = None,
+        page_size: int = 16,
+        num_pages: int | None = None,
+        memory: int | str | None = None,
+        max_num_batched_tokens: int = 1024,
+        max_num_seqs: int = 64,
+        max_queue: int = 1024,
+        on_full: Literal["wait", "raise"] = "wait",
+        rate_limit: Rate | None = None,
+        policy: str | Policy = "lru",
+        seed: int = 0,
+        listener: Listener | None = None,
+        strict: bool = False,
+    ) -> None:
+        self._runtime = AsyncRuntime(
+            model, tokenizer=tokenizer, adapter=adapter, revision=revision, trust_remote_code=trust_remote_code,
+            chat_template=chat_template, dtype=dtype, weights=weights, device=device, backend=backend,
+            kv_dtype=kv_dtype, threads=threads, context_limit=context_limit, page_size=page_size,
+            num_pages=num_pages, memory=memory, max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs, max_queue=max_queue, on_full=on_full, rate_limit=rate_limit,
+            policy=policy, seed=seed, listener=listener, strict=strict,
+        )  # fmt: skip
         self._loop = LoopThread()
 
     def start(self) -> None:

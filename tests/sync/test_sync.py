@@ -102,6 +102,18 @@ def parameters(function: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+def test_a_runtime_takes_the_same_options_with_the_same_types_and_defaults_and_hands_each_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert inspect.signature(agentkv.sync.Runtime) == inspect.signature(agentkv.Runtime)
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(agentkv.sync, "AsyncRuntime", lambda model, **options: given.update(options, model=model))
+    told = {name: object() for name in inspect.signature(agentkv.Runtime).parameters}
+    make: Any = agentkv.sync.Runtime
+    make(**told)
+    assert given == told
+
+
 @pytest.mark.parametrize("kind", ["Runtime", "Session", "Stream", "RunStream"])
 def test_every_public_name_is_there_on_a_live_object_and_takes_the_same_arguments(kind: str) -> None:
     asynchronous: type = agentkv.session.RunStream if kind == "RunStream" else getattr(agentkv, kind)
