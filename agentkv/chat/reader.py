@@ -3,6 +3,7 @@
     text --opening marker--> reasoning --closing marker--> text
     text --marker of calls--> a block of calls --its end--> text
     nothing yet --{, [ or a fence--> maybe calls and nothing else --> calls at the end, or text
+    nothing yet --anything else, where JSON is wanted--> text to its end
 
 Nothing that was handed out is taken back, so what may become a marker waits until it is clear; a text without markers
 passes unchanged.
@@ -54,6 +55,8 @@ class TurnReader:
     reasoning: the model's markers, or None: no text is reasoning
     inside_reasoning: the prompt has opened the reasoning already
     call_format: the template's; with None, or no tool_names, no text is a call
+    is_call: given where the answer is calls or JSON and nothing else. Then what does not begin with a marker is text to
+    its end, markers in it too; but where the format's calls stand bare, those of which this says so are calls
     id_seed: equal seeds give equal ids to the calls of equal answers
     index: which of the n choices
 
@@ -69,6 +72,7 @@ class TurnReader:
         tool_names: Collection[str],
         id_seed: int,
         index: int = 0,
+        is_call: Callable[[ToolCall], bool] | None = None,
     ) -> None:
         if inside_reasoning and reasoning is None:
             raise ValueError("inside_reasoning needs the markers of the reasoning, and there are none")
@@ -85,7 +89,8 @@ class TurnReader:
         self._thoughts = TextParts(held="\n")
         self._has_reasoned = False
         self._calls: list[ToolCall] = []
-        self._may_be_bare = self._call_format is not None
+        self._is_call = is_call
+        self._may_be_bare = self._call_format is not None or is_call is not None
         """Neither text nor a call came yet."""
         self._bare: BareCalls | None = None
         self._block: CallBlock | None = None
@@ -111,7 +116,7 @@ class TurnReader:
         """
         if self._bare is not None:
             deltas, calls = self._bare.finish(cut, self._tool_names)
-            if calls:
+            if calls and (self._is_call is None or all(map(self._is_call, calls))):
                 self._text.end_part()
                 self._deltas += deltas
                 self._calls += calls
@@ -149,8 +154,12 @@ class TurnReader:
         if self._may_be_bare:
             body = buffer.lstrip()
             self._say(TextDelta, self._text.write(buffer[: len(buffer) - len(body)]))
-            if body and body[0] in "{[`" and not self._openings.may_open(body):
-                return self._enter_bare(body)
+            if body and not self._openings.may_open(body):
+                if body[0] in "{[`" and self._bare_may_call():
+                    return self._enter_bare(body)
+                if self._is_call is not None:
+                    self._read = self._read_plain
+                    return body
             buffer = body
         cut = self._openings.cut(buffer)
         if cut.before:
@@ -163,6 +172,15 @@ class TurnReader:
         else:
             self._enter_block(cut.marker)
         return "" if cut.marker is None else cut.rest
+
+    def _bare_may_call(self) -> bool:
+        """Where JSON is wanted too, what stands bare is that, unless the format's own calls stand bare."""
+        call_format = self._call_format
+        return call_format is not None and (self._is_call is None or not call_format.before.strip())
+
+    def _read_plain(self, text: str) -> str:
+        self._say(TextDelta, self._text.write(text) + self._text.finish())
+        return ""
 
     def _read_reasoning(self, text: str) -> str:
         cut = self._closing.cut(self._held + text)
@@ -230,7 +248,7 @@ class TurnReader:
     def _leave_bare(self) -> str:
         assert self._bare is not None, "that a reply is not bare is found once"
         raw, self._bare = self._bare.raw, None
-        self._read = self._read_text
+        self._read = self._read_text if self._is_call is None else self._read_plain
         return raw
 
     def _next_ids(self) -> CallIds:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentkv.errors import ConfigError, GrammarDeadEnd
 from agentkv.tool_calls import CallFormat
 from agentkv.tools.json_grammar import JsonGrammar
-from agentkv.tools.scalar_grammar import literal
+from agentkv.tools.scalar_grammar import json_text, literal
 from agentkv.tools.schema_merge import Impossible, Unsupported
 from agentkv.tools.tool import Tool
 from agentkv.tools.vocabulary import Vocabulary, vocabulary_of
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from agentkv.sampling.state import TokenMask
 
-__all__ = ["forced_call_mask", "json_mask"]
+__all__ = ["forced_call_mask", "json_mask", "json_or_calls_mask"]
+
+
+_OF_SCHEMA = "the JSON schema"
 
 
 def forced_call_mask(
@@ -53,27 +56,50 @@ def forced_call_mask(
         raise ValueError("a call of a tool was asked for, and there are no tools")
     vocabulary = vocabulary_of(tokenizer)
     grammar = JsonGrammar()
-    calls = [_call(grammar, tool, call_format) for tool in tools]
-    before = ("[" if call_format.listed else "", "]" if call_format.listed else "")
-    start = " ".join(
-        [
-            *vocabulary.as_lark((f"\n{closes}\n\n" if closes else "") + call_format.before + before[0]),
-            f"({' | '.join(calls)})",
-            *vocabulary.as_lark(before[1] + call_format.after),
-        ]
-    )
+    start = " ".join([*_closed(vocabulary, closes), _one_call(grammar, vocabulary, tools, call_format)])
     return _masks(grammar.lark(start), vocabulary, vocab_size, end_token_ids, _names(tools))
 
 
 def json_mask(
-    schema: dict[str, Any] | None, tokenizer: Any, vocab_size: int, end_token_ids: frozenset[int]
+    schema: dict[str, Any] | None,
+    tokenizer: Any,
+    vocab_size: int,
+    end_token_ids: frozenset[int],
+    *,
+    closes: str = "",
 ) -> Callable[[int], TokenMask]:
     """One JSON value by the schema (None: any object), then one of the end tokens. Otherwise as `forced_call_mask`."""
-    wanted = {"type": "object", "additionalProperties": True} if schema is None else schema
     vocabulary = vocabulary_of(tokenizer)
     grammar = JsonGrammar()
-    start = _rule(grammar, wanted, "the JSON schema")
-    return _masks(grammar.lark(start), vocabulary, vocab_size, end_token_ids, "the JSON schema")
+    start = " ".join([*_closed(vocabulary, closes), _answer(grammar, schema)])
+    return _masks(grammar.lark(start), vocabulary, vocab_size, end_token_ids, _OF_SCHEMA)
+
+
+def json_or_calls_mask(
+    tools: Sequence[Tool],
+    call_format: CallFormat,
+    schema: dict[str, Any] | None,
+    tokenizer: Any,
+    vocab_size: int,
+    end_token_ids: frozenset[int],
+    *,
+    closes: str = "",
+) -> Callable[[int], TokenMask]:
+    """Either one call of one of the tools or one JSON value by the schema: the model's first tokens decide.
+
+    The call is written as `forced_call_mask` lets it be, the value as `json_mask`; without tools it is that one alone.
+    Where calls stand bare, a text can be both: an object with a tool's name and with arguments that fit this tool's
+    schema is the call (`TurnReader` is told so by its `is_call`), any other the value.
+    """
+    vocabulary = vocabulary_of(tokenizer)
+    grammar = JsonGrammar()
+    answers = [_answer(grammar, schema)]
+    if tools:
+        # Of two lexemes that begin at one place the longer wins, so the two that stand for a key have to be alike.
+        answers.append(_one_call(grammar, vocabulary, tools, call_format, parted=not grammar.writes('"name": ')))
+    start = " ".join([*_closed(vocabulary, closes), f"({' | '.join(answers)})"])
+    of = f"{_names(tools)} and {_OF_SCHEMA}" if tools else _OF_SCHEMA
+    return _masks(grammar.lark(start), vocabulary, vocab_size, end_token_ids, of)
 
 
 class _GrammarMask:
@@ -142,10 +168,43 @@ def _masks(
     return lambda choice: _GrammarMask(compiled, vocabulary.num_ids, vocab_size, end_token_ids, of)
 
 
-def _call(grammar: JsonGrammar, tool: Tool, call_format: CallFormat) -> str:
-    parameters = tool.schema["function"]["parameters"]
-    head = f'{{"name": "{tool.name}", "{call_format.arguments_key}": '
-    return f'{literal(head)} {_rule(grammar, parameters, f"tool {tool.name!r}")} "}}"'
+def _closed(vocabulary: Vocabulary, closes: str) -> list[str]:
+    return vocabulary.as_lark(f"\n{closes}\n\n") if closes else []
+
+
+def _one_call(
+    grammar: JsonGrammar,
+    vocabulary: Vocabulary,
+    tools: Sequence[Tool],
+    call_format: CallFormat,
+    *,
+    parted: bool = False,
+) -> str:
+    """parted: a key and its colon are two lexemes, as keys that a schema does not name are."""
+    calls = [_call(grammar, tool, call_format, parted) for tool in tools]
+    opening, closing = ("[", "]") if call_format.listed else ("", "")
+    return " ".join(
+        [
+            *vocabulary.as_lark(call_format.before + opening),
+            f"({' | '.join(calls)})",
+            *vocabulary.as_lark(closing + call_format.after),
+        ]
+    )
+
+
+def _call(grammar: JsonGrammar, tool: Tool, call_format: CallFormat, parted: bool) -> str:
+    """In the lexemes of any object: a long one would hide those that only begin like it."""
+    arguments = _rule(grammar, tool.schema["function"]["parameters"], f"tool {tool.name!r}")
+    name, key = (
+        f'{literal(json_text(each))} ": "' if parted else literal(json_text(each) + ": ")
+        for each in ("name", call_format.arguments_key)
+    )
+    return f'"{{" {name} {literal(json_text(tool.name))} ", " {key} {arguments} "}}"'
+
+
+def _answer(grammar: JsonGrammar, schema: dict[str, Any] | None) -> str:
+    wanted = {"type": "object", "additionalProperties": True} if schema is None else schema
+    return _rule(grammar, wanted, _OF_SCHEMA)
 
 
 def _rule(grammar: JsonGrammar, schema: dict[str, Any], of: str) -> str:

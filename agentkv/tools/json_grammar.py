@@ -26,6 +26,7 @@ MAX_REPEATS = 3
 """How often a definition may stand within itself."""
 MAX_KEY = 64
 _MOST_RULES = 20_000
+_COMMA = ' ", " '
 _ANY_DEPTH = 2
 _ANY_STRING = 64
 _ANY_ITEMS = 4
@@ -56,6 +57,10 @@ class JsonGrammar:
     def lark(self, start: str) -> str:
         """The whole grammar, with `start` as the body of its first rule."""
         return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in self._rules.items())]) + "\n"
+
+    def writes(self, text: str) -> bool:
+        """Whether one of the rules so far has this text for a lexeme."""
+        return any(literal(text) in body for body in self._rules.values())
 
     def value(self, schema: Any, root: dict[str, Any], stack: _Stack = (), where: str = "") -> str:
         """The name of a rule for the schema's values. `root` is what its references start from."""
@@ -151,12 +156,24 @@ class JsonGrammar:
         validator = Draft202012Validator({**definitions, **schema}, registry=Registry())
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         try:
-            texts = [json_text(value) for value in values if validator.is_valid(value)]
+            allowed = {json_text(value): value for value in values if validator.is_valid(value)}
         except Unresolvable as error:
             raise Unsupported(f"the reference {error.ref!r} beside an enum", where) from None
-        if not texts:
+        if not allowed:
             raise Impossible(where)
-        return self._terminal(" | ".join(literal(text) for text in dict.fromkeys(texts)))
+        plain = [text for text, value in allowed.items() if not isinstance(value, dict | list)]
+        bodies = [self._terminal(" | ".join(map(literal, plain)))] if plain else []
+        bodies += [self._written(value) for value in allowed.values() if isinstance(value, dict | list)]
+        return " | ".join(bodies)
+
+    def _written(self, value: Any) -> str:
+        """This value alone, in the lexemes of any other: a long one would hide those that only begin like it."""
+        if isinstance(value, dict):
+            pairs = [f"{literal(json_text(key) + ': ')} {self._written(each)}" for key, each in value.items()]
+            return f'"{{" {_COMMA.join(pairs)} "}}"'
+        if isinstance(value, list):
+            return f'"[" {_COMMA.join(map(self._written, value))} "]"'
+        return self._terminal(literal(json_text(value)))
 
     def _alternatives(
         self, keyword: str, schema: dict[str, Any], root: dict[str, Any], stack: _Stack, where: str
