@@ -39,7 +39,8 @@ class Usage:
     rerun_tokens: int = 0
     seam_tokens: int = 0
     """Prompt tokens that were encoded again, because the turn before them ended inside a token, or because generated
-    text came back as text, and is cut into other ids than were produced."""
+    text came back as text, and is cut into other ids than were produced. Replies with reasoning or calls that come back
+    in another conversation are not counted here: a template may write them otherwise as well."""
     cached_by_tier: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=no_misses)
     queue_time: float = 0.0

@@ -50,3 +50,20 @@ async def test_a_reply_sent_back_in_its_place_hits_whole_and_in_another_place_te
         assert there.usage.seam_tokens == 0
         elsewhere = await runtime.generate([{"role": "user", "content": "Other"}, reply.message, more])
         assert 0 < elsewhere.usage.seam_tokens <= len(odd)
+
+
+async def test_a_reply_with_calls_or_reasoning_in_another_place_is_a_miss_and_no_seam() -> None:
+    def look(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    answer = Answer("Well:", [("look", {"word": "page"})], reasoning="A thought.")
+    async with served(scripted(lambda asked: answer if len(asked) == 1 else "Yes.")) as runtime:
+        reply = await runtime.generate([{"role": "user", "content": "Hi"}], tools=[look])
+        assert reply.tool_calls
+        assert reply.reasoning
+        result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "page"}
+        elsewhere = await runtime.generate([{"role": "user", "content": "Other"}, reply.message, result], tools=[look])
+        usage = elsewhere.usage
+        assert usage.seam_tokens == 0
+        assert sum(usage.misses.values()) == usage.prompt_tokens - usage.cached_tokens > 0
