@@ -41,21 +41,21 @@ class Lines:
             self._readline = readline
             readline.set_history_length(_REMEMBERED)
             # There may be none yet, or one that is not ours to read: the session then begins without a history.
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):
                 readline.read_history_file(history_file())
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._readline is None:
             return
-        file = history_file()
         try:
+            file = history_file()
             file.parent.mkdir(parents=True, exist_ok=True)
             # What was said to a model is nobody else's to read.
             os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
             self._readline.write_history_file(file)
-        except OSError as error:
-            print(f"agentkv: the history is not kept, because {file} cannot be written ({error})", file=sys.stderr)
+        except (OSError, RuntimeError) as error:  # The latter where no home is known.
+            print(f"agentkv: the history is not kept: {error}", file=sys.stderr)
 
     def read(self, where: Callable[[], str]) -> Iterator[str]:
         """Until the end of the input. where: what stands before the prompt sign; nothing does in a pipe."""

@@ -77,6 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     except AgentKVError as error:
         return _fail(str(error), 1 if isinstance(error, _NOT_POSSIBLE_NOW) else 2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}", 1)
     except Exception as error:
         # Errors of the command line itself. Releases of typer name their classes differently; what is common
         # to them is that they know their message and exit code.

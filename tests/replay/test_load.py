@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,42 @@ def test_any_other_file_is_refused_with_what_was_wanted(tmp_path: Path, content:
         load(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, lzma.compress])
+def test_a_pipe_is_read_like_a_file(packed: Callable[[bytes], bytes]) -> None:
+    read, write = os.pipe()
+    os.write(write, packed(lines([USER], [MORE]).encode()))
+    os.close(write)
+    assert [each.messages(0) for each in load(f"/dev/fd/{read}")] == [[USER], [MORE]]
+    os.close(read)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no file without end here")
+def test_a_file_without_end_is_refused_before_the_memory_ends(write: Callable[[str], Path]) -> None:
+    with pytest.raises(ValueError, match="line 1 of /dev/zero is longer than 268,435,456 characters; wanted: "):
+        load("/dev/zero")
+    with pytest.raises(ValueError, match="/dev/zero is one value of more than 268,435,456 characters; wanted: "):
+        load(write(lines([USER])), tools="/dev/zero")
+
+
+def test_more_lines_than_can_be_held_are_refused_however_short_they_are(
+    write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["agentkv.replay.load"], "_MOST", 1_024)
+    calls = [call(f"{number}", session=f"{number}", at=number) for number in range(5)]
+    assert len(load(write(lines(*calls[:4])))) == 4
+    with pytest.raises(ValueError, match=r"goes on after line 5, and .* make several files of it"):
+        load(write(lines(*calls)))
+    with pytest.raises(ValueError, match="goes on after line 5"):
+        load(write("\n" * 5 + lines([USER])))
+
+
+def test_only_files_are_looked_at_for_the_tools_of_an_episode(tmp_path: Path) -> None:
+    (tmp_path / "a_tools.json").mkdir()
+    os.mkfifo(tmp_path / "b_tools.json")  # nobody writes: opening it would wait for ever
+    (tmp_path / "episodes.json").write_text(json.dumps([{"traj": [SYSTEM, USER, SAID, MORE]}]))
+    assert load(tmp_path / "episodes.json")[0].tools == ()
 
 
 @pytest.mark.shared_data
