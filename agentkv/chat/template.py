@@ -7,6 +7,7 @@ is declared anywhere, so each trait is found by rendering a small conversation w
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -36,6 +37,7 @@ _PROBE_TOOL: dict[str, Any] = {
     },
 }
 _USER, _ASSISTANT = Message("user", "hello"), Message("assistant", _WORD)
+_SYSTEM, _SAYS = {"role": "system", "content": _OTHER}, {"role": "user", "content": _WORD}
 _PROBE_CALL = MessageCall("xqzvbcall", _TOOL, {"word": _OTHER})
 
 _WAYS: tuple[tuple[Literal["dict", "json"], str | None], ...] = (
@@ -81,6 +83,8 @@ class Traits:
     reasoning: ReasoningMarkers | None
     raw_arguments: bool = True
     """It shows arguments that are a text and no JSON, as a malformed call has them; else they are left out."""
+    knows_system: bool = True
+    """It shows a system text; else that stands at the head of the user's first message."""
 
     @property
     def marks(self) -> frozenset[str]:
@@ -128,10 +132,11 @@ class ChatTemplate:
         if not self.exists:
             raise ConfigError("this model has no chat template: pass a str, or give Runtime a chat_template=")
         traits = self.traits(kwargs)
-        shown = without_implicit(messages)
+        shown: Sequence[Message] = without_implicit(messages)
         if tools and not (traits.knows_tools and traits.calls):
-            lowered = _in_words(shown, tools, traits)
-            return self._apply(lowered, [], answer, kwargs)
+            shown, tools = _in_words(shown, tools, traits), ()
+        if not traits.knows_system:
+            shown = _system_as_user(shown)
         return self._apply(_as_known(shown, traits), tools, answer, kwargs)
 
     def traits(self, kwargs: Mapping[str, Any] | None = None) -> Traits:
@@ -211,6 +216,8 @@ class ChatTemplate:
             call_format=format_of(call_text, _TOOL) if call_text else CALL_FORMATS[0],
             reasoning=reasoning_markers(source, self._added_tokens()),
             raw_arguments=_OTHER in raw,
+            # One that shows no user either, or refuses all that is tried, tells nothing.
+            knows_system=_WORD not in render([_SAYS]) or _OTHER in render([_SYSTEM, _SAYS]),
         )
 
     def _opening(self, user: dict[str, Any], kwargs: Mapping[str, Any] | None) -> str:
@@ -263,8 +270,8 @@ class ChatTemplate:
 
 def _implicit_system(render: Any) -> str | None:
     """The text between the markers of a system turn where a conversation brings none."""
-    without = render([{"role": "user", "content": _WORD}])
-    with_one = render([{"role": "system", "content": _OTHER}, {"role": "user", "content": _WORD}])
+    without = render([_SAYS])
+    with_one = render([_SYSTEM, _SAYS])
     opening, found, rest = with_one.partition(_OTHER)
     closing = rest.partition(_WORD)[0]
     head = without.partition(_WORD)[0]
@@ -314,14 +321,27 @@ def _shape(message: Message) -> dict[str, Any]:
     return shape
 
 
-def _in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], traits: Traits) -> list[dict[str, Any]]:
+def _in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], traits: Traits) -> list[Message]:
     """Tools described in the system text, calls and results as text, for a template that has no place for them."""
     if messages and messages[0].role == "system":
         system, rest = messages[0].content, messages[1:]
     else:
         system, rest = traits.implicit_system or "", messages
     text = "\n\n".join(part for part in (system, _tools_text(tools, traits)) if part)
-    return [_shape(message) for message in (Message("system", text), *_lowered(rest, traits, calls=True, results=True))]
+    return [Message("system", text), *_lowered(rest, traits, calls=True, results=True)]
+
+
+def _system_as_user(messages: Sequence[Message]) -> list[Message]:
+    """The system texts that a conversation begins with as the head of the user's first message."""
+    system = list(itertools.takewhile(lambda message: message.role == "system", messages))
+    rest = list(messages[len(system) :])
+    texts = [message.content for message in system if message.content]
+    if not texts:
+        return rest if rest else list(messages)
+    if rest and rest[0].role == "user":
+        first = rest.pop(0)
+        return [replace(first, content="\n\n".join(part for part in (*texts, first.content) if part)), *rest]
+    return [Message("user", "\n\n".join(texts)), *rest]
 
 
 def _lowered(messages: Sequence[Message], traits: Traits, *, calls: bool, results: bool) -> list[Message]:

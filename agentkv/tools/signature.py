@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
+import json
 import typing
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -11,8 +13,10 @@ from typing import Any, TypeGuard
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
+from pydantic_core import PydanticSerializationError, SchemaError, core_schema
 
+from agentkv.tools.enum_literals import by_values
 from agentkv.tools.schema import inlined, without_titles
 from agentkv.tools.tool import Tool
 from agentkv.tools.typed_dicts import readable
@@ -31,6 +35,25 @@ class _Schemas(GenerateJsonSchema):
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         if kind != "non-serializable-default":
             raise PydanticInvalidForJsonSchema(detail)
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        """A class cannot come out of JSON, so every call would fail; pydantic's own schema allows anything."""
+        return self.handle_invalid_for_json_schema(schema, "core_schema.IsSubclassSchema")
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        """A member of an Enum that is left here would be shown by its value and refused when it comes."""
+        if any(isinstance(each, enum.Enum) for each in schema["expected"]):
+            raise PydanticInvalidForJsonSchema("a Literal of members of an Enum; name their values, or the Enum itself")
+        return super().literal_schema(schema)
+
+    def encode_default(self, dft: Any) -> Any:
+        """ValueError for NaN, infinities and half characters, which no prompt takes: they are left out."""
+        default = super().encode_default(dft)
+        try:
+            json.dumps(default, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:
+            raise PydanticSerializationError(str(error)) from error
+        return default
 
 
 def is_function(obj: object) -> TypeGuard[Callable[..., Any]]:
@@ -97,12 +120,12 @@ def _annotation(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) 
         raise TypeError(f"{where} is positional-only; arguments are given by name. Remove the '/' behind it")
     if parameter.name not in hints:
         raise TypeError(f"{where} has no annotation, so a model cannot be told what to give. {_USE}")
-    annotation = readable(hints[parameter.name])
+    annotation = by_values(readable(hints[parameter.name]))
     if parameter.default is None:
         annotation = typing.Optional[annotation]  # noqa: UP045 (a string or a special form knows no "|")
     try:
         TypeAdapter(annotation).json_schema(schema_generator=_Schemas)
-    except (PydanticUserError, PydanticInvalidForJsonSchema, NameError) as error:
+    except (PydanticUserError, PydanticInvalidForJsonSchema, SchemaError, NameError) as error:
         reason = str(error).splitlines()[0]
         raise TypeError(f"{where} has a type that JSON cannot hold: {annotation!r} ({reason}). {_USE}") from None
     return annotation

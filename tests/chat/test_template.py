@@ -81,3 +81,54 @@ def test_arguments_that_are_no_json_stay_in_the_prompt(text: str, arguments: str
 def test_a_template_that_takes_arguments_one_by_one_is_given_none_of_a_malformed_call() -> None:
     messages = normalise([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call("1", RAW)]}])
     assert template(ITEMS).render(messages, answer=False) == "[user]x[assistant]<f>"
+
+
+# -- templates that know no system role -----------------------------------------------------------------------------
+
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + ALTERNATING
+    + "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+DROPS_SYSTEM = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+def said(*contents: str) -> list[dict[str, Any]]:
+    roles = ("user", "assistant") * len(contents)
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
+@pytest.mark.parametrize("text", [NO_SYSTEM, DROPS_SYSTEM])
+def test_tools_stand_at_the_head_of_the_users_first_message_where_no_system_text_can_stand(text: str) -> None:
+    made = template(text)
+    assert not made.traits().knows_system
+    rendered = made.render(normalise(said("Hi.", "Yes?", "Call f.")), tools=TOOLS, answer=False)
+    assert rendered.startswith("[user]# Tools\n")
+    assert rendered.endswith("</tool_response>.\n\nHi.[assistant]Yes?[user]Call f.")
+
+
+@pytest.mark.parametrize("text", [NO_SYSTEM, DROPS_SYSTEM])
+def test_a_system_text_is_never_lost(text: str) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    made = template(text)
+    assert made.render(normalise([system, *said("Hi.")]), answer=False) == "[user]Be brief.\n\nHi."
+    with_tools = made.render(normalise([system, *said("Hi.")]), tools=TOOLS, answer=False)
+    assert with_tools.startswith("[user]Be brief.\n\n# Tools\n")
+    assert made.render(normalise([system]), answer=False) == "[user]Be brief."
+
+
+def test_what_follows_a_turn_is_the_same_whether_a_system_text_stands_before_it() -> None:
+    made = template(NO_SYSTEM)
+    system, tail = {"role": "system", "content": "Be brief."}, said("Hi.", "Yes?", "Go on.")
+    before = made.render(normalise([system, *tail[:2]]), tools=TOOLS, answer=False)
+    assert made.render(normalise([system, *tail]), tools=TOOLS, answer=True) == before + "[user]Go on.[assistant]"
+    assert made.after_turn(normalise(tail[2:]), tools=TOOLS, answer=True) == "[user]Go on.[assistant]"
+
+
+@pytest.mark.parametrize("text", [TEMPLATE, ALTERNATING])
+def test_a_system_text_stays_one_where_the_template_shows_it(text: str) -> None:
+    made = template(text)
+    assert made.traits().knows_system
+    assert "Be brief.\n\nHi." not in made.render(
+        normalise([{"role": "system", "content": "Be brief."}, *said("Hi.")]), answer=False
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
@@ -98,6 +98,54 @@ def test_a_broken_reference_is_an_error_of_the_call_and_asks_no_network() -> Non
     error = validate(tool, {"a": 1}).error
     assert error is not None
     assert "/$defs/gone" in error
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+def pick(
+    one: Literal[Colour.RED],
+    some: list[Literal[Colour.RED, "blue", Level.LOW, True]],
+    other: Literal[Level.HIGH] | None = None,
+    plain: Literal[Colour.BLUE] = Colour.BLUE,
+) -> None: ...
+
+
+def test_a_member_of_an_enum_in_a_literal_is_read_by_its_value() -> None:
+    tool = as_tool(pick)
+    assert tool.parameters["properties"]["one"]["const"] == "red"
+    found = validate(tool, {"one": "red", "some": ["red", "blue", 1, True], "other": 2})
+    assert found.arguments == {"one": Colour.RED, "some": [Colour.RED, "blue", Level.LOW, True], "other": Level.HIGH}
+    assert found.arguments is not None
+    assert [type(each) for each in found.arguments["some"]] == [Colour, str, Level, bool]
+    assert validate(tool, {"one": "blue", "some": []}).error == "one should be 'red', not \"blue\""
+
+
+class Holds(pydantic.BaseModel):
+    colour: Literal[Colour.RED]
+
+
+def in_a_model(one: Holds) -> None: ...
+def a_class(one: type[int]) -> None: ...
+def looks_ahead(one: Annotated[str, pydantic.Field(pattern="(?=a)b")]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [(in_a_model, "members of an Enum"), (a_class, "IsSubclass"), (looks_ahead, "str")]
+)
+def test_a_type_that_every_call_would_fail_is_no_tool_s(function: Any, reason: str) -> None:
+    with pytest.raises(TypeError, match=f"parameter 'one' of tool '{function.__name__}' has a type .*{reason}"):
+        as_tool(function)
+
+
+def far(one: float = float("nan"), other: float = float("-inf"), text: str = "\ud800", kept: float = 0.5) -> None: ...
+
+
+def test_a_default_that_no_prompt_takes_is_not_shown() -> None:
+    shown = as_tool(far).parameters["properties"]
+    assert [name for name, schema in shown.items() if "default" in schema] == ["kept"]
 
 
 class Looked(pydantic.BaseModel):
