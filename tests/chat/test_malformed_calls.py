@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from agentkv.chat.call_formats import CALL_FORMATS
+from agentkv.chat.call_formats import CALL_FORMATS, render_calls
 from agentkv.chat.reader import TurnReader
 from support.written_calls import parse_calls
 
@@ -248,3 +250,38 @@ def test_the_good_calls_of_a_broken_list_are_kept_beside_the_malformed_one(rest)
     parsed = parse(f"[TOOL_CALLS][{ADD}{rest}", BRACKETED)
     assert [(call.name, call.error is None) for call in parsed.calls] == [("add", True), ("", False)]
     assert parsed.text == ""
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda one: one.name)
+def test_a_thousand_calls_of_one_reply_stand_in_their_order(call_format):
+    text = render_calls([("add", {"a": number}) for number in range(1000)], call_format)
+    calls = parse(text, call_format).calls
+    assert [call.arguments["a"] for call in calls] == list(range(1000))
+    assert len({call.id for call in calls}) == 1000
+
+
+@pytest.mark.parametrize(("levels", "reason"), [(99, None), (100, "nested more than 100 deep")])
+@pytest.mark.parametrize("in_text", [False, True])
+def test_arguments_may_be_nested_a_hundred_deep(levels, reason, in_text):
+    arguments = f'{{"a": {"[" * levels}{"]" * levels}}}'
+    [call] = parse(
+        f'<tool_call>{{"name": "add", "arguments": {json.dumps(arguments) if in_text else arguments}}}'
+    ).calls
+    assert (call.error is None) == (reason is None)
+    assert (reason or "") in (call.error or "")
+
+
+@pytest.mark.parametrize("digits", [4000, 5000])
+def test_a_number_of_any_length_is_read_or_makes_its_call_malformed(digits):
+    [call] = parse(f'<tool_call>{{"name": "add", "arguments": {{"a": {"9" * digits}}}}}</tool_call>').calls
+    assert (call.error is None) == (digits == 4000)
+
+
+def test_what_is_nested_beside_the_arguments_is_passed_over():
+    [call] = parse(f'<tool_call>{{"x": {"[" * 20_000}{"]" * 20_000}, "name": "add", "arguments": {{"a": 1}}}}').calls
+    assert (call.name, call.arguments, call.error) == ("add", {"a": 1}, None)
+
+
+def test_of_a_key_that_is_there_twice_the_last_counts():
+    [call] = parse('<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>').calls
+    assert call.arguments == {"a": 2}

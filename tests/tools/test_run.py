@@ -72,6 +72,11 @@ async def test_results_stand_in_the_order_of_the_calls_and_come_in_the_order_the
     assert all(result.error is None and result.duration >= 0 for result in results)
 
 
+async def test_a_thousand_calls_have_their_results_in_order() -> None:
+    results = await run_tool_calls([call("add", a=number, b=0) for number in range(1000)], named(add))
+    assert [result.content for result in results] == [str(number) for number in range(1000)]
+
+
 async def test_calls_of_blocking_tools_run_at_once() -> None:
     # Neither passes the barrier before the other has come to it.
     barrier = threading.Barrier(4, timeout=30)
