@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 
@@ -20,14 +15,12 @@ import pytest
 from agentkv.cli.chat_input import Lines, history_file
 from agentkv.cli.commands import main
 from support.chat_models import save_chat_model
-from support.ctrl_c import heed_ctrl_c
 from support.runtimes import own_cache, own_cache_folder
+from support.terminals import terminal
 
 __all__ = ["own_cache", "own_cache_folder"]  # Fixtures are found by their names in this module.
 
 COST = re.compile(r"^([\d,]+) of ([\d,]+) cached · first token [\d.]+ s · (?:[\d.]+ tokens/s|n/a)(.*)$", re.MULTILINE)
-PATIENCE = 120.0
-"""Seconds after which a terminal that shows nothing new is a failure."""
 
 
 @pytest.fixture(scope="module")
@@ -131,59 +124,8 @@ def test_the_history_is_kept_for_the_next_time_and_for_nobody_else(
     readline.clear_history()
 
 
-class Terminal:
-    """A chat at a terminal of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
-        self.process, self._screen = process, screen
-        self.shown = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._screen, text.encode())
-
-    def until(self, pattern: str) -> re.Match[str]:
-        """Read on until this is shown; what stands up to its end counts as read."""
-        deadline = time.monotonic() + PATIENCE
-        while (found := re.search(pattern, self.shown, re.MULTILINE)) is None:
-            ready, _, _ = select.select([self._screen], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{pattern!r} was not shown: {self.shown!r}"
-            try:
-                self.shown += os.read(self._screen, 4096).decode(errors="replace")
-            except OSError:  # Linux says so when the other side is gone
-                pytest.fail(f"{pattern!r} was not shown: {self.shown!r}")
-        self.shown = self.shown[found.end() :]
-        return found
-
-    def rest(self) -> str:
-        """Whatever is shown until the process ends."""
-        try:
-            while piece := os.read(self._screen, 4096):
-                self.shown += piece.decode(errors="replace")
-        except OSError:
-            pass
-        return self.shown
-
-
-@contextmanager
-def terminal(folder: Path, *options: str) -> Iterator[Terminal]:
-    screen, keyboard = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb", "COLUMNS": "200"}
-
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agentkv", "chat", str(folder), *options],
-        env=environment, stdin=keyboard, stdout=keyboard, stderr=keyboard, preexec_fn=heed_ctrl_c,
-    )  # fmt: skip
-    os.close(keyboard)
-    try:
-        yield Terminal(process, screen)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(screen)
-
-
 def test_ctrl_c_stops_an_answer_and_keeps_it_and_at_the_prompt_it_leaves(folder: Path) -> None:
-    with terminal(folder, "--max-tokens", "900") as chat:
+    with terminal("chat", folder, "--max-tokens", "900") as chat:
         chat.until("chat> ")
         chat.type("Hello.\n")
         chat.until("Hello.")
@@ -194,6 +136,10 @@ def test_ctrl_c_stops_an_answer_and_keeps_it_and_at_the_prompt_it_leaves(folder:
         chat.type("/switch\n")
         assert int(chat.until(r"1  chat  2 messages, (\d+) tokens")[1]) > int(stopped[1])
         chat.until("chat> ")
-        chat.process.send_signal(signal.SIGINT)
+        # One that comes between readline's prompt and its wait for a key is noticed by Python with the next one.
+        while chat.process.poll() is None:
+            chat.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                chat.process.wait(timeout=5)
         assert "Traceback" not in chat.rest()
         assert chat.process.wait() == 130

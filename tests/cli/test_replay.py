@@ -16,6 +16,7 @@ from agentkv.cli.commands import main
 from support.chat_models import save_chat_model
 from support.ctrl_c import heed_ctrl_c
 from support.runtimes import own_cache, own_cache_folder
+from support.terminals import terminal
 
 __all__ = ["own_cache", "own_cache_folder"]  # Fixtures are found by their names in this module.
 
@@ -148,3 +149,18 @@ program()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
     assert (process.returncode, err) == (130, "agentkv: stopped\n")
+
+
+def test_at_a_terminal_a_bar_counts_the_calls_and_ctrl_c_leaves_it_without_a_traceback(
+    folder: Path, recorded: Path
+) -> None:
+    recorded.write_text("".join(json.dumps([{"role": "user", "content": f"{n}"}]) + "\n" for n in range(2_000)))
+    with terminal("replay", recorded, "--model", folder, "--max-tokens", "50", kind="xterm") as shown:
+        first = int(shown.until(r" ([1-9]\d*)/2000\D.* calls")[1])
+        assert int(shown.until(rf" (?!{first}/)([1-9]\d*)/2000\D.* calls")[1]) > first
+        shown.process.send_signal(signal.SIGINT)
+        rest = shown.rest()
+        assert shown.process.wait() == 130
+    assert rest.rstrip().endswith("agentkv: stopped")
+    assert "Traceback" not in rest
+    assert "2000/2000" not in rest
