@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 from agentkv.sampling_params import SamplingParams
 
@@ -49,6 +50,8 @@ class TokensAdded:
     index: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of token_ids, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

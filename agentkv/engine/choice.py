@@ -50,7 +50,7 @@ class Choice:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             text += self._detokenizer.finish()
-        return TokensAdded(call.call_id, self.index, (token_id,), text)
+        return TokensAdded(call.call_id, self.index, (token_id,), text, () if logprobs is None else (logprobs,))
 
     def cut_short(self) -> str:
         """End the answer here, as a caller asked; returns the text that was held back."""

@@ -13,7 +13,7 @@ from agentkv.namespaces import namespace_of
 from agentkv.report import ServedBy
 from agentkv.session import ProducedTexts, ProducedTurns, Question
 from agentkv.tool_calls import ToolCallTally
-from agentkv.tools import Tool
+from agentkv.tools import AnswerFormat, Tool
 
 from .prompt import PromptEncoder
 
@@ -103,6 +103,26 @@ class Opened:
         return forced_call_mask(
             tools, traits.call_format, self.tokenizer, self.vocab_size, self.end_token_ids, closes=closes
         )
+
+    def formed(
+        self, answer_format: AnswerFormat, tools: Sequence[Tool], kwargs: Mapping[str, Any]
+    ) -> Callable[[int], TokenMask]:
+        """Masks under which an answer has this form, or is one call of one of these tools."""
+        from agentkv.tools import json_or_calls_mask
+
+        traits = self.scribe.template.traits(kwargs)
+        closes = traits.reasoning.closing if traits.reasoning is not None and traits.opens_reasoning else ""
+        schema = None if answer_format.schema is None else dict(answer_format.schema)
+        return json_or_calls_mask(
+            tools, traits.call_format, schema, self.tokenizer, self.vocab_size, self.end_token_ids, closes=closes
+        )
+
+    def formed_text(self, answer_format: AnswerFormat) -> Callable[[int], TokenMask]:
+        """Masks under which a plain prompt is continued in this form."""
+        from agentkv.tools import json_mask
+
+        schema = None if answer_format.schema is None else dict(answer_format.schema)
+        return json_mask(schema, self.tokenizer, self.vocab_size, self.end_token_ids)
 
     def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
         """Masks of a scripted model; None for every other one, and where nothing is asked."""

@@ -208,6 +208,11 @@ class Runtime:
         return self._ready().context_limit
 
     @property
+    def model_name(self) -> str:
+        """What reports call the model. Known once started."""
+        return self._ready().name
+
+    @property
     def ready_seconds(self) -> float:
         """How long opening took, the imports of torch and transformers not counted. Known once started."""
         return self._ready().ready_seconds
@@ -217,13 +222,17 @@ class Runtime:
 
         Blocks until it is encoded, and while another thread encodes: from an event loop, in a thread for long prompts.
         """
+        return len(self.token_ids(prompt, tools=tools))
+
+    def token_ids(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+        """The ids that `generate` would send. As `count_tokens`."""
         opened = self._ready()
         if not is_messages(prompt):
-            return len(opened.encoder.encode(prompt))
+            return opened.encoder.encode(prompt)
         schemas = [tool.schema for tool in as_tools(tools)]
         messages = without_implicit(normalise(prompt, model=opened.name))
         ledger = opened.produced.find(messages, tools=schemas)
-        return len(opened.scribe.prompt(ledger, messages, tools=schemas, exact=False).token_ids)
+        return opened.scribe.prompt(ledger, messages, tools=schemas, exact=False).token_ids
 
     def report(self, *, since: Report | None = None) -> Report:
         """Figures as of the last step or abort, of all that happened or of what came after an earlier report.
@@ -274,6 +283,7 @@ class Runtime:
         name: str | None = None,
         tags: Sequence[str] = (),
         timeout: float | None = None,
+        response_format: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Reply | list[Reply]:
@@ -283,6 +293,8 @@ class Runtime:
         cache_salt  calls share pages only with calls of an equal salt
         name        who calls, for rate limits, events and reports
         timeout     seconds for the whole call, waiting included; then TimeoutError
+        response_format  {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": …}}: the answer
+                    is JSON, by a grammar; beside tools it is that or one call of a tool
         sampling    see SamplingParams; max_tokens=None is what context and pool leave, at most 1,024
 
         Cancelling the task aborts the call at the next step. Raises ContextOverflow and OutOfPages with the
@@ -290,7 +302,8 @@ class Runtime:
         """
         stream = self.stream(
             prompt, tools=tools, tool_choice=tool_choice, n=n, cache=cache, cache_salt=cache_salt, name=name,
-            tags=tags, timeout=timeout, chat_template_kwargs=chat_template_kwargs, **sampling,
+            tags=tags, timeout=timeout, response_format=response_format, chat_template_kwargs=chat_template_kwargs,
+            **sampling,
         )  # fmt: skip
         async with stream:
             replies = await stream.replies()
@@ -308,13 +321,14 @@ class Runtime:
         name: str | None = None,
         tags: Sequence[str] = (),
         timeout: float | None = None,
+        response_format: Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> CallStream:
         """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
         options = CallOptions.given(
             n=n, cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
-            chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+            response_format=response_format, chat_template_kwargs=chat_template_kwargs, sampling=sampling,
         )  # fmt: skip
         if n > self._config.max_num_seqs:
             raise ValueError(f"n={n} answers start together, and max_num_seqs is {self._config.max_num_seqs}")

@@ -11,7 +11,7 @@ from agentkv.chat import Scribe
 from agentkv.sampling_params import SamplingParams
 from agentkv.streams import Submitted
 from agentkv.tool_calls import ToolCallTally
-from agentkv.tools import Tool
+from agentkv.tools import AnswerFormat, Tool
 
 from .produced import ProducedTexts, ProducedTurns
 
@@ -51,6 +51,14 @@ class Served(Protocol):
 
     def forced_call(self, tools: Sequence[Tool], kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask]:
         """Masks under which an answer is one call of one of these tools."""
+
+    def formed(
+        self, answer_format: AnswerFormat, tools: Sequence[Tool], kwargs: Mapping[str, Any]
+    ) -> Callable[[int], TokenMask]:
+        """Masks under which an answer has this form, or is one call of one of these tools."""
+
+    def formed_text(self, answer_format: AnswerFormat) -> Callable[[int], TokenMask]:
+        """Masks under which a plain prompt is continued in this form."""
 
     def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
         """Masks of a scripted model, which says what its script wants; None for every other model."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from agentkv.errors import ContextOverflow, OutOfPages
 from agentkv.sampling_params import SamplingParams
-from agentkv.tools import Tool, as_tools
+from agentkv.tools import AnswerFormat, Tool, as_tools
 
 from .host import Served
 
@@ -30,6 +30,7 @@ class CallOptions:
     tags: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    answer_format: AnswerFormat | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class CallOptions:
         tools: Sequence[Any],
         chat_template_kwargs: Mapping[str, Any] | None,
         sampling: Mapping[str, Any],
+        response_format: object = None,
         **others: Any,
     ) -> Self:
         """From the arguments of a call as users give them."""
@@ -66,6 +68,7 @@ class CallOptions:
             params=SamplingParams.from_kwargs(**sampling),
             tags=tuple(tags),
             tools=as_tools(tools),
+            answer_format=AnswerFormat.given(response_format),
             template_kwargs=chat_template_kwargs if chat_template_kwargs is not None else {},
             **others,
         )

@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
 
@@ -15,11 +16,14 @@ from agentkv.events import TextDelta
 from agentkv.reply import Reply
 from agentkv.streams import Submitted
 from agentkv.streams.turn import Delta
-from agentkv.tool_calls import ToolCallCounts
+from agentkv.tool_calls import ToolCall, ToolCallCounts
 from agentkv.tools import Tool, check_call
 
 from .host import Host, Question, Served
 from .options import CallOptions, with_max_tokens
+
+if TYPE_CHECKING:
+    from agentkv.sampling import TokenMask
 
 __all__ = ["Answered", "ChatTurn", "Conversation", "PlainTurn", "known"]
 
@@ -117,10 +121,13 @@ class PlainTurn:
         seed = params.seed
         if seed is None:
             seed = self._host.seed_of(array("q", token_ids).tobytes(), options.name)
+        masks = served.scripted(self._asked, options.template_kwargs)
+        if masks is None and options.answer_format is not None:
+            masks = await asyncio.to_thread(served.formed_text, options.answer_format)
         return await self._host.submit(
             Question(
                 token_ids, params, seed, options.n, options.cache, options.cache_salt, options.name, options.tags,
-                make_mask=served.scripted(self._asked, options.template_kwargs),
+                make_mask=masks,
             )
         )  # fmt: skip
 
@@ -189,9 +196,10 @@ class ChatTurn:
         )
         traits = served.scribe.template.traits(options.template_kwargs)
         masks = served.scripted(to_openai(self._before.messages), options.template_kwargs)
-        if masks is None and options.forced_tools:
-            masks = await asyncio.to_thread(served.forced_call, options.forced_tools, options.template_kwargs)
+        if masks is None:
+            masks = await asyncio.to_thread(self._masks, served)
         reads_calls = bool(self._tools) and options.tool_choice != "none"
+        formed = options.answer_format is not None and not options.forced_tools
         id_seed = xxh3_64_intdigest(array("i", token_ids).tobytes())
         self._readers = [
             TurnReader(
@@ -201,6 +209,7 @@ class ChatTurn:
                 tool_names=self._tools,
                 id_seed=id_seed,
                 index=index,
+                is_call=self._fits if formed else None,
             )
             for index in range(options.n)
         ]
@@ -218,6 +227,20 @@ class ChatTurn:
                 masks,
             )
         )
+
+    def _masks(self, served: Served) -> Callable[[int], TokenMask] | None:
+        """A forced call comes before a form: whoever forces a tool wants its call, and no other answer."""
+        options = self._options
+        if options.forced_tools:
+            return served.forced_call(options.forced_tools, options.template_kwargs)
+        if options.answer_format is not None:
+            tools = options.tools if options.tool_choice != "none" else ()
+            return served.formed(options.answer_format, tools, options.template_kwargs)
+        return None
+
+    def _fits(self, call: ToolCall) -> bool:
+        """Whether JSON that reads as a call is one: it names a tool, with arguments that it takes."""
+        return check_call(call, self._tools, {}).error is None
 
     def _write(self, served: Served, before: Conversation) -> tuple[Conversation, TurnPrompt, int]:
         options = self._options

@@ -11,6 +11,7 @@ from typing import Self
 from agentkv.calls import CallFailed, ChoiceEnded, TokensAdded, Update
 from agentkv.errors import EngineFailed, RuntimeClosed, StreamClosed
 from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, TurnEnd
+from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 
 from .bridge import await_result
@@ -66,6 +67,7 @@ class CallStream(Stream):
         self._open: dict[int, _Unread] = {}
         """By choice: the unread deltas that its next one may be added to."""
         self._replies: dict[int, Reply] = {}
+        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(turn.n)]
         self._begun = False
         self._beginning: asyncio.Timeout | None = None
         """Around `begin`, while it is awaited: what ends that wait from another task."""
@@ -106,6 +108,19 @@ class CallStream(Stream):
         if self._error is not None:
             raise self._error
         return [self._replies[index] for index in range(self._turn.n)]
+
+    @property
+    def n(self) -> int:
+        """How many choices it has."""
+        return self._turn.n
+
+    def logprobs(self, index: int = 0) -> Sequence[TokenLogprobs]:
+        """Of the tokens that came so far of one choice, in order; they grow as the stream is read.
+
+        Empty where `logprobs=` was not asked for. The token_ids of the choice's text and reasoning deltas, joined, are
+        these tokens.
+        """
+        return self._logprobs[index]
 
     async def reply(self) -> Reply:
         return (await self.replies())[0]
@@ -209,6 +224,7 @@ class CallStream(Stream):
     def _take(self, updates: Sequence[Update]) -> None:
         for update in updates:
             if isinstance(update, TokensAdded):
+                self._logprobs[update.index].extend(update.logprobs)
                 self._add(self._turn.read(update))
             elif isinstance(update, ChoiceEnded):
                 rest, reply = self._turn.end(update, counts=self._counts)

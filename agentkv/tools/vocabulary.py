@@ -52,6 +52,10 @@ class Vocabulary:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text; b"" for an id that is no token."""
+        return bytes(self._tokenizer.decode_bytes([token_id])) if 0 <= token_id < self.num_ids else b""
+
     def as_lark(self, text: str) -> list[str]:
         """The text as literals, with each added token in it as that token."""
         if not text:

@@ -1,0 +1,1 @@
+"""Clients of other libraries over a Runtime in this process, and this library's own over HTTP."""

@@ -1,0 +1,118 @@
+"""Answers that end when the client leaves: whole ones, and streams of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import ApiError, api_error, error_body, error_response
+
+__all__ = ["EventStream", "Whole", "to_json"]
+
+T = TypeVar("T")
+
+
+def to_json(data: Any) -> bytes:
+    """As it goes over the wire: UTF-8 without spaces; a lone surrogate, which UTF-8 cannot hold, is escaped."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(data, separators=(",", ":")).encode()
+
+
+class Whole(Response):
+    """One JSON object, once it is made. What makes it is cancelled when the client leaves, which aborts its call."""
+
+    def __init__(self, make: Callable[[], Awaitable[Mapping[str, Any]]], *, param: str | None = None) -> None:
+        super().__init__()
+        self._make, self._param = make, param
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        made = await _unless_gone(self._make(), receive)
+        if made is None:
+            return
+        try:
+            body = to_json(made.result())
+        except Exception as error:
+            await error_response(api_error(error, param=self._param))(scope, receive, send)
+            return
+        await _start(send, 200, b"application/json", len(body))
+        await send({"type": "http.response.body", "body": body})
+
+
+class EventStream(Response):
+    """Server-sent events: `data: {…}` each, `data: [DONE]` at the end.
+
+    The status is sent with the first event, so that what fails before it (a full queue, a prompt too long) is an
+    answer with its own status; what fails later is an event with the error, and no [DONE].
+    """
+
+    def __init__(self, events: Callable[[], AsyncIterator[Mapping[str, Any]]], *, param: str | None = None) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._events, self._param = events, param
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = await _unless_gone(self._send_all(scope, receive, send), receive)
+        if sent is not None:
+            sent.result()
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = self._events()
+        begun = False
+        try:
+            async for event in events:
+                if not begun:
+                    begun = True
+                    await _start(send, 200, b"text/event-stream; charset=utf-8", None)
+                await send({"type": "http.response.body", "body": _event(to_json(event)), "more_body": True})
+            end = _event(b"[DONE]")
+        except Exception as error:
+            failure: ApiError = api_error(error, param=self._param)
+            if not begun:
+                await error_response(failure)(scope, receive, send)
+                return
+            end = _event(to_json(error_body(failure)))
+        finally:
+            close = getattr(events, "aclose", None)
+            if close is not None:
+                await close()
+        if not begun:
+            await _start(send, 200, b"text/event-stream; charset=utf-8", None)
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+
+async def _unless_gone(work: Awaitable[T], receive: Receive) -> asyncio.Future[T] | None:
+    """The work once done; None where the client left before, and then nothing of the work is left."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return task if task.done() else None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _start(send: Send, status: int, content_type: bytes, length: int | None) -> None:
+    headers = [(b"content-type", content_type)]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    else:
+        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

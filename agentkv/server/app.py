@@ -1,0 +1,113 @@
+"""The application: routes, what stands before them, and errors in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from agentkv.runtime import Runtime
+from agentkv.version import __version__
+
+from .config import ServerConfig
+from .door import Door
+from .errors import ApiError, api_error, error_response
+from .openai import openai_router
+from .serving import Serving
+
+__all__ = ["create_app"]
+
+
+def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
+    """An ASGI application over a Runtime, which stays its caller's: it is started here, if need be, and not closed.
+
+    `app.state.serving` counts what is inside and drains.
+    """
+    config = config or ServerConfig()
+    serving = Serving(runtime, config.served_model)
+    app = FastAPI(
+        title="agentkv",
+        version=__version__,
+        summary="Language models for agents over an exact, shared, counted prefix cache",
+        description="OpenAI's chat completions and completions. An absent temperature is 1.0.",
+    )
+    app.state.serving = serving
+    app.include_router(openai_router(serving))
+
+    @app.get("/health", tags=["Server"], summary="Whether new requests are taken")
+    async def health() -> JSONResponse:
+        if serving.draining:
+            return JSONResponse({"status": "draining"}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    _tell_errors_in_one_shape(app)
+    app.add_middleware(Door, serving=serving, config=config)
+    _without_422(app)
+    return app
+
+
+def _tell_errors_in_one_shape(app: FastAPI) -> None:
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error_response(error)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(_validation_error(error.errors()))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} takes another method"}
+        return error_response(
+            ApiError(
+                error.status_code,
+                message.get(error.status_code, str(error.detail)),
+                headers=dict(error.headers or {}),
+            )
+        )
+
+    async def other(request: Request, error: Exception) -> Response:
+        return error_response(api_error(error))
+
+    app.add_exception_handler(ApiError, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, other)
+
+
+def _validation_error(errors: Sequence[Any]) -> ApiError:
+    """The first thing that is wrong with a body, with its place in it."""
+    first = errors[0] if errors else {"loc": (), "msg": "the body is not valid", "type": ""}
+    place = [str(part) for part in first["loc"] if part != "body"]
+    kind = first["type"]
+    if kind == "json_invalid":
+        return ApiError(
+            400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json"
+        )
+    if kind == "extra_forbidden":
+        return ApiError(
+            400, f"unrecognized argument: {'.'.join(place)}", param=".".join(place), code="unknown_parameter"
+        )
+    if not place:
+        return ApiError(400, f"the body must be a JSON object, sent as application/json: {first['msg']}")
+    name = ".".join(place)
+    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
+    return ApiError(400, f"{name}: {first['msg']}", param=name, code=code)
+
+
+def _without_422(app: FastAPI) -> None:
+    """The document tells of 400, which is what is sent, and not of FastAPI's own answer to a wrong body."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,114 @@
+"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}` and a status.
+
+| status | what happened                                              |
+|--------|------------------------------------------------------------|
+| 400    | the request cannot be as it is; `param` names the field     |
+| 401    | no key, or a wrong one                                      |
+| 404    | unknown model or path                                       |
+| 405    | known path, other method                                    |
+| 408    | the body did not come in time                               |
+| 413    | the body is too large                                       |
+| 429    | the queue is full; Retry-After says when to come again      |
+| 500    | a fault of ours, or of the model's numbers                  |
+| 503    | draining, closed, or no room for now                        |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+from agentkv.errors import (
+    AgentKVError,
+    CapacityError,
+    ContextOverflow,
+    EngineFailed,
+    GrammarDeadEnd,
+    QueueFull,
+    RequestError,
+    RuntimeClosed,
+)
+
+__all__ = ["ApiError", "ErrorBody", "api_error", "error_body", "error_response", "unavailable"]
+
+_log = logging.getLogger("agentkv.server")
+
+RETRY_AFTER_SECONDS = 1
+
+
+class _Detail(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """What every answer that is no success holds."""
+
+    error: _Detail
+
+
+class ApiError(Exception):
+    """A request that ends with a status and a body of OpenAI's shape."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.headers = dict(headers or {})
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """The body, as plain data; also the last event of a stream that fails after it began."""
+    detail = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": detail}
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The whole answer."""
+    return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
+
+
+def api_error(error: BaseException, *, param: str | None = None) -> ApiError:
+    """Any error of a call as the answer that tells the client what it can do.
+
+    param: the field that a request error is about, where the caller knows it.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextOverflow):
+        return ApiError(400, str(error), param=param, code="context_length_exceeded")
+    if isinstance(error, RequestError | GrammarDeadEnd):
+        return ApiError(400, str(error), param=param)
+    if isinstance(error, QueueFull):
+        return ApiError(
+            429, str(error), type="rate_limit_error", code="queue_full",
+            headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+        )  # fmt: skip
+    if isinstance(error, RuntimeClosed):
+        return unavailable("the server is closing", code="closed")
+    if isinstance(error, CapacityError):
+        return unavailable(str(error), code="no_room")
+    if isinstance(error, EngineFailed | AgentKVError):
+        return ApiError(500, str(error), type="server_error", code=type(error).__name__)
+    # A bug of ours: what it says may hold anything, so it goes to the log and not to the client.
+    _log.error("a request ended by an unexpected error", exc_info=error)
+    return ApiError(500, "an internal error; the server's log has it", type="server_error", code="internal_error")
+
+
+def unavailable(message: str, *, code: str) -> ApiError:
+    """503 with Retry-After."""
+    return ApiError(503, message, type="server_error", code=code, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})

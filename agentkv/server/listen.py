@@ -1,0 +1,76 @@
+"""The application on a socket, until it is told to end: a first SIGTERM or Ctrl-C drains, a second one ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from agentkv.errors import ConfigError
+
+from .config import ServerConfig
+from .serving import Serving
+
+__all__ = ["Server", "bound_socket"]
+
+
+def bound_socket(config: ServerConfig) -> socket.socket:
+    """A socket that listens on the host and port; ConfigError where it cannot be had.
+
+    Bound before the model is loaded: a port that is taken is told at once, and not after a minute.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((config.host, config.port))
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port, or 0 "
+            f"for any that is free"
+        ) from None
+    listening.setblocking(False)
+    return listening
+
+
+class Server(uvicorn.Server):
+    """Drains: while what runs goes on to its end, new requests get 503, so that a balancer sends them elsewhere.
+
+    uvicorn alone closes its socket first, and callers see a refused connection instead.
+    """
+
+    def __init__(self, app: FastAPI, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_keep_alive=65,
+                timeout_graceful_shutdown=1,
+            )
+        )  # fmt: skip
+        self._serving: Serving = app.state.serving
+        self._drain_timeout = config.drain_timeout
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """In the main thread, between two steps of its loop."""
+        if self._draining is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._serving.drain(self._drain_timeout)
+        self.should_exit = True
+
+    async def answer(self, listening: socket.socket) -> None:
+        """Until a signal ends it."""
+        await self.serve(sockets=[listening])
+
+    @property
+    def drained(self) -> bool:
+        """Whether a signal was taken and all that ran came to its end."""
+        return self._draining is not None and self._serving.idle

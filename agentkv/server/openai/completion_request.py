@@ -1,0 +1,56 @@
+"""`POST /v1/completions`: the request, and the calls that it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from ..errors import ApiError
+from .fields import CompletionFields, TokenIds, refuse_what_is_not_followed
+
+__all__ = ["CompletionRequest"]
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(CompletionFields):
+    """Fields as in OpenAI's API reference, "Create completion"."""
+
+    prompt: (
+        StrictStr
+        | TokenIds
+        | Annotated[list[StrictStr], Field(min_length=1, max_length=256)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
+    )
+    echo: StrictBool | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[StrictInt, Field(ge=1)] | None = None
+    suffix: StrictStr | None = None
+
+    def check(self) -> None:
+        """Raise 400 for what cannot be followed."""
+        refuse_what_is_not_followed(self, {"suffix": [""], "best_of": [self.choices], "logit_bias": [{}]})
+        if not all(self.prompts):
+            raise ApiError(400, "prompt is empty; a completion continues at least one token", param="prompt")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise ApiError(400, "echo with logprobs comes whole: leave stream out", param="stream")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more, each of them text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt) or [[]]
+
+    def options(self) -> dict[str, Any]:
+        """Keywords of `Runtime.stream`, but for who calls."""
+        sampling = self.sampling()
+        sampling.setdefault("max_tokens", _DEFAULT_MAX_TOKENS)
+        if self.logprobs is not None:
+            sampling["logprobs"] = self.logprobs
+            if self.echo:
+                sampling["prompt_logprobs"] = self.logprobs
+        return {**sampling, "n": self.choices, "cache_salt": self.cache_salt}

@@ -1,0 +1,119 @@
+"""What chat and plain completions have in common, and what is done with the fields that nobody here can follow.
+
+OpenAI's API refuses fields that it does not know, and so does this one: a misspelt `temprature` must not silently be
+the default. Of the fields that it knows there are three kinds: those followed here; those that change nothing of the
+answer, which are taken and left (`user`, `store`, …); and those that would change it and cannot be followed, refused
+with their name unless they hold the value that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from ..errors import ApiError
+
+__all__ = ["CompletionFields", "Number", "StreamOptions", "TokenIds", "refuse_what_is_not_followed"]
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_INT64 = 2**63 - 1
+TokenId = Annotated[int, Field(strict=True, ge=0, le=_INT64)]
+TokenIds = list[TokenId]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
+    """Taken, and changes nothing: no padding is sent."""
+
+
+class CompletionFields(BaseModel):
+    """Fields of both kinds of completions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: StrictStr
+    stream: StrictBool | None = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=128)] | None = 1
+    max_tokens: Annotated[StrictInt, Field(ge=1, le=_INT64)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    """Absent: 1.0, as in OpenAI's API."""
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), le=_INT64)] | None = None
+    stop: StrictStr | Annotated[list[StrictStr], Field(max_length=16)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Number] | None = None
+    prompt_cache_key: StrictStr | None = None
+    """Who calls, in reports."""
+
+    # Taken, and changes nothing.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_retention: Any = None
+    prediction: Any = None
+
+    # Not in OpenAI's API; servers of open models have them under these names.
+    top_k: Annotated[StrictInt, Field(ge=-1, le=_INT64)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: StrictBool = False
+    cache_salt: StrictStr | None = None
+    """Calls share pages only with calls of an equal salt."""
+    return_token_ids: StrictBool = False
+    """Also give the ids of the prompt and of each choice."""
+
+    def sampling(self) -> dict[str, Any]:
+        """The keywords of a call's SamplingParams; what is absent or null keeps its default."""
+        given = {
+            "max_tokens": self.max_tokens,
+            "temperature": 1.0 if self.temperature is None else _not_tiny(self.temperature),
+            "top_p": self.top_p,
+            "top_k": None if self.top_k is None else max(0, self.top_k),
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "ignore_eos": self.ignore_eos or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def choices(self) -> int:
+        """n, where null is 1."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def refuse_what_is_not_followed(body: BaseModel, neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Raise 400 for a field that would change the answer and that nothing here follows.
+
+    neutral: by field, the values that change nothing; None always is one.
+    """
+    for name, values in neutral.items():
+        value = getattr(body, name)
+        if value is not None and value not in values:
+            raise ApiError(400, f"{name} is not supported here; leave it out", param=name, code="unsupported_parameter")
+
+
+def _not_tiny(temperature: float) -> float:
+    """Greedy for what would make logits overflow, as is meant by whoever sends 1e-9."""
+    return 0.0 if temperature < 1e-5 else temperature

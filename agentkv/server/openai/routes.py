@@ -1,0 +1,178 @@
+"""The endpoints of OpenAI's protocol, and the two that open-model servers add to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from agentkv.errors import AgentKVError
+
+from ..answering import EventStream, Whole
+from ..errors import ApiError, ErrorBody, api_error
+from ..serving import Serving
+from .calls import head, replies_of, streamed
+from .chat_answer import ChatChunks, chat_choice
+from .chat_request import ChatRequest
+from .completion_answer import CompletionChunks, Echo, completion_choice
+from .completion_request import CompletionRequest
+from .token_logprobs import TokenTexts
+from .tokens import DetokenizeRequest, TokenizeRequest
+from .usage import usage_of
+
+__all__ = ["openai_router"]
+
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The request cannot be as it is; `param` names the field.",
+        401: "No key, or a wrong one.",
+        404: "Another model than the one that is served.",
+        408: "The body did not come in time.",
+        413: "The body is too large.",
+        429: "The queue is full; come again after Retry-After seconds.",
+        500: "A fault of the server, or of the model's numbers.",
+        503: "Draining, or no room for now.",
+    }.items()
+}
+
+
+def openai_router(serving: Serving) -> APIRouter:
+    """Routes over one runtime."""
+    router = APIRouter(responses=_FAILURES)
+
+    @router.post("/v1/chat/completions", tags=["OpenAI"], summary="Answer a conversation")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        await serving.require_model(body.model)
+        body.check()
+        try:
+            stream = serving.runtime.stream(body.messages, name=_caller(request, body), **body.options())
+        except (ValueError, TypeError) as error:
+            raise _refused(error, "messages") from error
+        texts = _texts(serving) if body.logprobs else None
+        ids = body.return_token_ids
+
+        if body.stream:
+            answer = head("chat.completion.chunk", "chatcmpl", serving.model)
+            return EventStream(
+                lambda: streamed(
+                    [stream], answer, lambda index: ChatChunks(index, texts, token_ids=ids), with_usage=body.with_usage
+                ),
+                param="messages",
+            )
+
+        async def whole() -> dict[str, Any]:
+            replies = await replies_of([stream])
+            choices = [chat_choice(reply, index, texts, token_ids=ids) for index, reply in enumerate(replies)]
+            return head("chat.completion", "chatcmpl", serving.model).with_choices(choices, usage=usage_of(replies))
+
+        return Whole(whole, param="messages")
+
+    @router.post("/v1/completions", tags=["OpenAI"], summary="Continue text or token ids")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        await serving.require_model(body.model)
+        body.check()
+        options, name = body.options(), _caller(request, body)
+        try:
+            streams = [serving.runtime.stream(prompt, name=name, **options) for prompt in body.prompts]
+        except (ValueError, TypeError) as error:
+            raise _refused(error, "prompt") from error
+        texts = _texts(serving) if body.logprobs is not None else None
+        echoes = await _echoes(serving, body)
+        ids, n = body.return_token_ids, body.choices
+
+        def echo(index: int) -> Echo | None:
+            return echoes[index // n] if echoes else None
+
+        if body.stream:
+            answer = head("text_completion", "cmpl", serving.model)
+            return EventStream(
+                lambda: streamed(
+                    streams,
+                    answer,
+                    lambda index: CompletionChunks(index, texts, echo=echo(index), token_ids=ids),
+                    with_usage=body.with_usage,
+                ),
+                param="prompt",
+            )
+
+        async def whole() -> dict[str, Any]:
+            replies = await replies_of(streams)
+            choices = [
+                completion_choice(reply, index, texts, echo=echo(index), token_ids=ids)
+                for index, reply in enumerate(replies)
+            ]
+            return head("text_completion", "cmpl", serving.model).with_choices(choices, usage=usage_of(replies))
+
+        return Whole(whole, param="prompt")
+
+    @router.get("/v1/models", tags=["OpenAI"], summary="The model that is served")
+    async def models() -> dict[str, Any]:
+        await serving.runtime.start()
+        return {"object": "list", "data": [_model(serving)]}
+
+    @router.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model")
+    async def model(model: str) -> dict[str, Any]:
+        await serving.require_model(model)
+        return _model(serving)
+
+    @router.post("/tokenize", tags=["Tokens"], summary="The token ids of a text, or of messages by the chat template")
+    async def tokenize(body: TokenizeRequest) -> JSONResponse:
+        await serving.require_model(body.model or serving.model)
+        prompt, tools = body.asked()
+        try:
+            token_ids = await asyncio.to_thread(serving.runtime.token_ids, prompt, tools=tools)
+        except (ValueError, TypeError) as error:
+            raise _refused(error, "messages" if body.messages is not None else "prompt") from error
+        limit = serving.runtime.context_limit
+        return JSONResponse({"count": len(token_ids), "max_model_len": limit, "tokens": list(token_ids)})
+
+    @router.post("/detokenize", tags=["Tokens"], summary="The text of token ids")
+    async def detokenize(body: DetokenizeRequest) -> JSONResponse:
+        await serving.require_model(body.model or serving.model)
+        try:
+            text = await asyncio.to_thread(serving.text_of, body.tokens)
+        except (ValueError, TypeError) as error:
+            raise _refused(error, "tokens") from error
+        return JSONResponse({"prompt": text})
+
+    return router
+
+
+def _caller(request: Request, body: ChatRequest | CompletionRequest) -> str | None:
+    """Who calls, in reports: the headers of sessions first, then the field of OpenAI's API."""
+    headers = request.headers
+    return headers.get("x-session-id") or headers.get("session-id") or body.prompt_cache_key or None
+
+
+def _refused(error: ValueError | TypeError, param: str) -> ApiError:
+    """A call that cannot be made: what the runtime says of its arguments is for the client."""
+    return api_error(error, param=param) if isinstance(error, AgentKVError) else ApiError(400, str(error), param=param)
+
+
+def _texts(serving: Serving) -> TokenTexts:
+    return TokenTexts(serving.token_bytes)
+
+
+async def _echoes(serving: Serving, body: CompletionRequest) -> list[Echo]:
+    if not body.echo:
+        return []
+
+    def made() -> list[Echo]:
+        runtime = serving.runtime
+        pairs = [(prompt, runtime.token_ids(prompt)) for prompt in body.prompts]
+        return [Echo(prompt if isinstance(prompt, str) else serving.text_of(prompt), ids) for prompt, ids in pairs]
+
+    return await asyncio.to_thread(made)
+
+
+def _model(serving: Serving) -> dict[str, Any]:
+    return {
+        "id": serving.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "agentkv",
+        "max_model_len": serving.runtime.context_limit,
+    }

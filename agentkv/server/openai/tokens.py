@@ -1,0 +1,41 @@
+"""`POST /tokenize` and `/detokenize`: their requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from ..errors import ApiError
+from .chat_request import Message, ToolField, tool_dict
+from .fields import TokenIds
+
+__all__ = ["DetokenizeRequest", "TokenizeRequest"]
+
+
+class TokenizeRequest(BaseModel):
+    """Either `prompt`, or `messages` with the tools that go with them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[ToolField] | None = None
+
+    def asked(self) -> tuple[Any, list[dict[str, Any]]]:
+        """The prompt and the tools; raises 400 where there is no prompt, or two."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if self.messages is not None:
+            return self.messages, [tool_dict(tool) for tool in self.tools or ()]
+        return self.prompt, []
+
+
+class DetokenizeRequest(BaseModel):
+    """Ids as the model's tokenizer has them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: StrictStr | None = None
+    tokens: Annotated[TokenIds, Field(max_length=1_000_000)]
