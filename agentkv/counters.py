@@ -17,6 +17,7 @@ __all__ = [
     "EngineCounters",
     "NameCounters",
     "Snapshot",
+    "leaves_in_first_page",
     "row_of_name",
 ]
 
@@ -77,7 +78,7 @@ _COUNTERS = tuple(each.name for each in fields(EngineCounters))
 class NameCounters(NamedTuple):
     """What was counted for the calls of one name, as in `EngineCounters`: each sums up to the counter there.
 
-    The last five are the causes of misses, and sum up to computed_tokens.
+    The five of MISS_CAUSES sum up to computed_tokens. leaves_in_first_page counts calls, see `leaves_in_first_page`.
     """
 
     calls: int = 0
@@ -90,11 +91,12 @@ class NameCounters(NamedTuple):
     evicted: int = 0
     last_token: int = 0
     cache_disabled: int = 0
+    leaves_in_first_page: int = 0
 
     @property
     def misses(self) -> dict[str, int]:
         """Computed prompt tokens by cause."""
-        return dict(zip(MISS_CAUSES, self[_FIRST_CAUSE:], strict=True))
+        return dict(zip(MISS_CAUSES, self[_FIRST_CAUSE:_BEHIND_CAUSES], strict=True))
 
     def plus(self, other: NameCounters) -> NameCounters:
         """The sum, counter by counter."""
@@ -106,8 +108,9 @@ class NameCounters(NamedTuple):
 
 
 _FIRST_CAUSE = NameCounters._fields.index("never_seen")
+_BEHIND_CAUSES = _FIRST_CAUSE + len(MISS_CAUSES)
 _OUTPUT = NameCounters._fields.index("output_tokens")
-assert NameCounters._fields[_FIRST_CAUSE:] == MISS_CAUSES, "a cause of misses was added, and has no column"
+assert NameCounters._fields[_FIRST_CAUSE:_BEHIND_CAUSES] == MISS_CAUSES, "a cause of misses was added, without a column"
 
 
 class Counted(Protocol):
@@ -123,6 +126,21 @@ class Counted(Protocol):
     def misses(self) -> Mapping[str, int]: ...
 
 
+_FEWEST_SHARED = 4
+_FEWEST_NEW_PAGES = 4
+
+
+def leaves_in_first_page(prompt: Counted, page_size: int) -> bool:
+    """Whether the prompt begins like a resident one, leaves it within the first page, and goes on for pages.
+
+    That is how a clock at the head of a system text looks: nothing behind it can be shared, and nothing counts as
+    diverged. Fewer than 4 tokens in common are the form of a chat template's head alone, and prompts that are new for
+    less than 4 pages lose too little to tell of it. Another system text that begins alike looks the same.
+    """
+    in_first_page = _FEWEST_SHARED <= prompt.cached_tokens < page_size
+    return in_first_page and prompt.misses["never_seen"] >= _FEWEST_NEW_PAGES * page_size
+
+
 def row_of_name(name: str | None, rows: Mapping[str, object]) -> str:
     """The row that a name is counted in: one of its own, for the first `MAX_NAMES` of them."""
     if name is None:
@@ -133,7 +151,8 @@ def row_of_name(name: str | None, rows: Mapping[str, object]) -> str:
 class CountersByName:
     """Tokens by the name of their call, in a bounded number of rows: at most `MAX_NAMES` and two."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int = 16) -> None:
+        self._page_size = page_size
         self._rows: dict[str, list[int]] = {}
         self._changed: set[str] = set()
         self._frozen: Mapping[str, NameCounters] = {}
@@ -143,7 +162,8 @@ class CountersByName:
         key = row_of_name(name, self._rows)
         row = self._rows.setdefault(key, [0] * len(NameCounters._fields))
         figures = (1, prompt.prompt_tokens, prompt.cached_tokens, prompt.computed_tokens, 0)
-        for column, figure in enumerate((*figures, *(prompt.misses[cause] for cause in MISS_CAUSES))):
+        leaves = leaves_in_first_page(prompt, self._page_size)
+        for column, figure in enumerate((*figures, *(prompt.misses[cause] for cause in MISS_CAUSES), leaves)):
             row[column] += figure
         self._changed.add(key)
 

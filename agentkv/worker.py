@@ -88,7 +88,13 @@ class Worker:
     def start(self) -> None:
         """Begin to open the engine. Returns at once."""
         _running.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            # No thread could be begun: there is none to wait for.
+            _running.discard(self)
+            self._ended.set_result(None)
+            raise
 
     @property
     def is_closed(self) -> bool:
@@ -232,7 +238,8 @@ class Worker:
             engine, dispose = self._open_engine(lambda: self._closing)
         except BaseException as error:
             self._end(error)
-            self.ready.set_exception(error)
+            if not self._silent:
+                self.ready.set_exception(error)
             return
         self.snapshot = engine.snapshot()
         failure: BaseException | None = None
@@ -319,7 +326,7 @@ class Worker:
         if failure is not None:
             reason = EngineFailed(f"the engine ended: {failure!r}")
             reason.__cause__ = failure
-        for command in commands:
+        for command in commands if not self._silent else ():
             command.fail(reason)
         self._deliver([CallFailed(call_id, reason) for call_id in list(self._sinks)])
 
@@ -333,7 +340,12 @@ def _end_all() -> None:
     error that it would raise now is nobody's concern.
     """
     workers = tuple(_running)
-    for worker in workers:
-        worker.close(silently=True)
-    for worker in workers:
-        worker.join()
+    endings = [worker.close(silently=True) for worker in workers]
+    for worker, ended in zip(workers, endings, strict=True):
+        # A thread that is only about to begin cannot be joined yet.
+        try:
+            ended.result(JOIN_SECONDS)
+        except TimeoutError:
+            worker.leave_to_itself()
+        else:
+            worker.join()

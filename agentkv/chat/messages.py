@@ -4,7 +4,8 @@ content a string, None or a list of text parts     -> a string
 arguments a JSON string or a dict                  -> a dict (a string that is no JSON object stays as it is, as does
                                                       one that holds NaN or is nested more than 100 deep)
 results of one turn's calls, in any order          -> in the order of the calls
-role "developer"                                   -> "system", which templates know
+role "developer"                                   -> "system", which templates know; any other than these, "user",
+                                                      "assistant" and "tool" is refused
 name, and fields that we do not know               -> as they are, for the template to show or not
 
 What the model would never see is refused, and not left out: refusal, audio, images, function_call, role "function".
@@ -13,6 +14,7 @@ What the model would never see is refused, and not left out: refusal, audio, ima
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,8 @@ __all__ = ["Message", "MessageCall", "as_implicit", "in_call_order", "normalise"
 _OWN_FIELDS = frozenset(
     ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "implicit", "reasoning")
 )
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _OTHER_CONTENT = ("audio", "files", "images", "videos")
 
@@ -112,16 +116,21 @@ def _read(message: Any, index: int, model: str) -> Message:
     if not isinstance(role, str) or not role:
         raise RequestError(f"message {index} needs a role, got keys {sorted(map(str, fields))}")
     _refuse_what_is_not_shown(role, fields, index, model)
+    if role not in _ROLES:
+        raise RequestError(f"message {index} has role {role!r}; the roles are {', '.join(_ROLES)}")
     reasoning = fields.get("reasoning_content")
     if reasoning is None:
         reasoning = fields.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, str):
         raise RequestError(f"reasoning_content of message {index} must be a str, got {type(reasoning).__name__}")
+    calls = _calls(fields.get("tool_calls"), index)
+    if "content" not in fields and not (role == "assistant" and (calls or reasoning)):
+        raise RequestError(_without_content(role, fields, index))
     return Message(
         role="system" if role == "developer" else role,
         content=_text(fields.get("content"), index, model),
         reasoning=reasoning,
-        tool_calls=_calls(fields.get("tool_calls"), index),
+        tool_calls=calls,
         tool_call_id=_str_or_none(fields, "tool_call_id", f"message {index}"),
         name=_str_or_none(fields, "name", f"message {index}"),
         implicit=bool(fields.get("implicit", False)),
@@ -148,6 +157,12 @@ def _refuse_what_is_not_shown(role: str, fields: Mapping[str, Any], index: int, 
     for name in _OTHER_CONTENT:
         if fields.get(name):
             raise ContentUnsupported(f"message {index} holds {name}; {model} reads text only.")
+
+
+def _without_content(role: str, fields: Mapping[str, Any], index: int) -> str:
+    near = difflib.get_close_matches("content", [str(key) for key in fields if key not in _OWN_FIELDS], n=1)
+    advice = f"Is it {near[0]!r}?" if near else 'Give it content, "" where there is nothing to say'
+    return f"message {index} of role {role!r} has no content, got keys {sorted(map(str, fields))}. {advice}"
 
 
 def _str_or_none(fields: Mapping[str, Any], name: str, where: str) -> str | None:

@@ -6,10 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any, TextIO
 
 __all__ = ["NOBODY_READS", "mend_streams"]
 
@@ -70,7 +67,7 @@ class _Watched(io.FileIO):
         super().__init__(descriptor, "wb", closefd=False)
         self._failed = failed
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

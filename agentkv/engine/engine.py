@@ -54,8 +54,8 @@ class Engine:
         """`strict`: prove the books by a full recount after every step."""
         self.scheduler = scheduler
         self.counters = EngineCounters()
-        self.by_name = CountersByName()
-        self.by_tag = CountersByName()
+        self.by_name = CountersByName(scheduler.cache.page_size)
+        self.by_tag = CountersByName(scheduler.cache.page_size)
         self._runner = runner
         self._tokenizer = tokenizer
         self._clock = clock

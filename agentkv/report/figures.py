@@ -58,6 +58,7 @@ def runtime_figures(served_by: ServedBy, now: Moment, since: Moment | None) -> d
         **counters,
         **prompt_rates(counters["prompt_tokens"], counters["cached_tokens"], counters["misses"]["evicted"], each),
         "seconds_per_prompt_token": each,
+        "leaves_in_first_page": sum(row.leaves_in_first_page for row in rows.values()),
         "pool": {
             "pages": served_by.num_pages,
             "page_size": served_by.page_size,
@@ -85,6 +86,7 @@ def _row(row: NameCounters, seconds_per_prompt_token: float | None) -> dict[str,
         "computed_tokens": row.computed_tokens,
         "output_tokens": row.output_tokens,
         "misses": row.misses,
+        "leaves_in_first_page": row.leaves_in_first_page,
         **prompt_rates(row.prompt_tokens, row.cached_tokens, row.evicted, seconds_per_prompt_token),
     }
 

@@ -42,7 +42,8 @@ class Report:
         by_group the same with names added up that differ only by a last number; both begin with what cost most.
         by_tag has a row for each tag, and a call in each of its tags' rows. tool_calls says how many calls of tools
         replies made, and how many had an error for their result, by why (see ToolCallCounts); of raised and timed_out
-        tools a runtime hears where a session runs them.
+        tools a runtime hears where a session runs them. leaves_in_first_page counts calls whose prompt began like a
+        resident one for 4 tokens or more, left it within the first page, and went on for 4 pages or more.
         """
         return runtime_figures(self.served_by, self.now, self.since)
 
@@ -62,9 +63,18 @@ def _page(figures: Mapping[str, Any], *, part: bool) -> Page:
     if part:
         who.append(f"the last {span(figures['interval'])}")
     much = f"{count(figures['calls'], 'call', 'calls')} · {count(figures['sessions'], 'session', 'sessions')}"
-    lines = [*saved_lines(figures), *_run_again(figures), _pages(figures), *_evictions(figures["evictions"])]
+    lines = [*saved_lines(figures), *_left_at_once(figures), *_run_again(figures), _pages(figures)]
+    lines += _evictions(figures["evictions"])
     lines += tool_lines(figures["tool_calls"])
     return Page(" · ".join(clean(each) for each in who if each), much, lines, _table(_rows(figures)))
+
+
+def _left_at_once(figures: Mapping[str, Any]) -> list[Line]:
+    """Told of names with two such calls or more: one alone is what every further agent's first call may look like."""
+    calls = sum(row["leaves_in_first_page"] for row in figures["by_name"].values() if row["leaves_in_first_page"] > 1)
+    tokens = figures["pool"]["page_size"]
+    rest = f" left a known prompt within its first {tokens} tokens: something volatile at the head?"
+    return [Line(" ", count(calls, "call", "calls"), rest)] if calls else []
 
 
 def _run_again(figures: Mapping[str, Any]) -> list[Line]:

@@ -86,6 +86,8 @@ class RuntimeConfig:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be a str or None, got {value!r}")
+        if self.chat_template is not None:
+            _check_template(self.chat_template)
         for name in ("trust_remote_code", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -137,6 +139,15 @@ def read_template(path: Path) -> str:
         raise ConfigError(f"chat_template: {path} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise ConfigError(f"chat_template: {path} is no text in UTF-8 ({error})") from error
+
+
+def _check_template(text: str) -> None:
+    """A text without a tag is the same for every conversation: somebody meant the file of that name."""
+    if "{{" not in text and "{%" not in text:
+        raise ConfigError(
+            f"chat_template={text[:60]!r} holds neither {{{{ nor {{%, so it would say nothing of a conversation. "
+            f"A str is the template's text; for a file give its Path: chat_template=pathlib.Path(...)"
+        )
 
 
 def _check_listener(listener: object) -> None:

@@ -87,11 +87,30 @@ def test_reasoning_is_found_under_either_name(fields: dict[str, Any]) -> None:
         (types.SimpleNamespace(model_dump=lambda: 1 / 0), "message 1 cannot be read: ZeroDivisionError"),
         ({"role": "function", "name": "f", "content": "3"}, 'role "function", .* Give it role "tool"'),
         ({"role": "assistant", "function_call": {"name": "f"}}, "message 1 has a function_call, .* Give it tool_calls"),
+        ({"role": "user"}, "message 1 of role 'user' has no content, .* Give it content"),
+        ({"role": "assistant"}, "message 1 of role 'assistant' has no content"),
+        ({"role": "tool", "tool_call_id": "1"}, "message 1 of role 'tool' has no content"),
+        ({"role": "user", "contnet": "hi"}, r"no content, got keys \['contnet', 'role'\]. Is it 'contnet'\?"),
+        ({"role": "bot", "content": "hi"}, "role 'bot'; the roles are system, developer, user, assistant, tool"),
     ],
 )
 def test_what_is_no_message_is_told_by_its_place(message: Any, told: str) -> None:
     with pytest.raises(RequestError, match=told):
         normalise([{"role": "user", "content": "hi"}, message])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "reasoning_content": "hm"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+        {"role": "developer", "content": "Be brief."},
+    ],
+)
+def test_a_message_may_say_what_it_says_without_text(message: dict[str, Any]) -> None:
+    again = normalise([message])
+    assert normalise(to_openai(again)) == again
 
 
 @pytest.mark.parametrize("given_instead", ["hi", {"role": "user"}, 5, None])

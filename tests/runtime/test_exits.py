@@ -56,16 +56,12 @@ ENDS = {
         beside(lambda: asyncio.run(ask()))
         sys.exit(0)
     """,
-    "several runtimes": """
+    "several runtimes, each with a stream that another thread reads": """
         runtimes = [agentkv.sync.Runtime(model(), num_pages=1024) for _ in range(3)]
         for runtime in runtimes:
-            runtime.start()
-            threading.Thread(target=lambda: runtime.generate("go", max_tokens=3900), daemon=True).start()
-    """,
-    "an open stream": """
-        runtime = agentkv.sync.Runtime(model(), num_pages=1024)
-        stream = runtime.stream("go", max_tokens=3900)
-        next(stream)
+            stream = runtime.stream("go", max_tokens=3900)
+            next(stream)
+            threading.Thread(target=list, args=(stream,), daemon=True).start()
     """,
     "a call whose loop was left": """
         runtime = agentkv.Runtime(model(), num_pages=1024)
@@ -84,6 +80,8 @@ ENDS = {
     "a start that goes on": """
         runtime = agentkv.sync.Runtime(model(), num_pages=1024)
         threading.Thread(target=runtime.start, daemon=True).start()
+        while not any(thread.name == "agentkv-engine" for thread in threading.enumerate()):
+            pass
     """,
     "close as an atexit hook": """
         runtime = agentkv.sync.Runtime(model(), num_pages=1024)

@@ -99,6 +99,11 @@ def test_a_template_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
         Runtime("smollm2-135m", chat_template=path)
 
 
+def test_the_name_of_a_template_is_not_taken_for_its_text() -> None:
+    with pytest.raises(ConfigError, match=r"chat_template='chatml\.jinja' holds neither .* give its Path"):
+        Runtime("smollm2-135m", chat_template="chatml.jinja")
+
+
 async def test_a_template_with_a_syntax_error_is_told_at_the_start_with_its_line() -> None:
     runtime = Runtime(tiny_model("llama"), tokenizer=tiny_chat_tokenizer(), chat_template="hello\n{% if %}")
     with pytest.raises(ConfigError, match="chat_template: line 2: "):

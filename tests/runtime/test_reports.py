@@ -124,3 +124,20 @@ async def test_sessions_are_counted_and_a_session_knows_the_price_of_its_own_tok
     assert figures["calls"] == 2
     assert figures["prompt_tokens"] == session.usage.prompt_tokens
     assert figures["seconds_per_prompt_token"] > 0
+
+
+async def test_a_clock_at_the_head_is_hinted_at_though_nothing_of_it_diverged() -> None:
+    async with serving(scripted(["Yes."] * 6), num_pages=257, page_size=16, context_limit=1024) as runtime:
+        manual = list(random_prompt(1, 120))
+        for second in range(3):
+            await runtime.generate([*range(300, 314), 320 + second, *manual], max_tokens=2, name="clock")
+        await runtime.generate([*range(300, 310), *random_prompt(2, 120)], max_tokens=2, name="another")
+        await runtime.generate([*range(300, 303), *random_prompt(3, 120)], max_tokens=2, name="clock")
+        report = runtime.report()
+        figures = report.to_dict()
+    check_text(str(report), figures)
+    assert figures["misses"]["diverged"] == 0
+    assert {name: row["leaves_in_first_page"] for name, row in figures["by_name"].items()} == {"clock": 2, "another": 1}
+    assert figures["leaves_in_first_page"] == 3
+    hint = "  2 calls left a known prompt within its first 16 tokens: something volatile at the head?"
+    assert hint in str(report).splitlines()

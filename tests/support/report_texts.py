@@ -24,7 +24,7 @@ def check_text(text: str, figures: Mapping[str, Any]) -> None:
     if head[3]:
         _same_span(head[3], figures["interval"])
     _same_counts(head.groups()[3:], figures["calls"], figures["sessions"])
-    rest = _check_saved(lines[1:], figures)
+    rest = _check_left_at_once(_check_saved(lines[1:], figures), figures)
     again = {
         line.rsplit(" ", 1)[0].strip(): _count(line.rsplit(" ", 1)[1])
         for line in rest
@@ -124,6 +124,15 @@ def _check_saved(lines: list[str], figures: Mapping[str, Any]) -> list[str]:
     _same_seconds(match[5] or "n/a", figures["seconds_lost"])
     assert lines[0].index("   cached") == lines[1].index(" = "), "the first two numbers do not end together"
     return lines[2:]
+
+
+def _check_left_at_once(lines: list[str], figures: Mapping[str, Any]) -> list[str]:
+    calls = sum(row["leaves_in_first_page"] for row in figures["by_name"].values() if row["leaves_in_first_page"] > 1)
+    if not calls:
+        assert not any("left a known prompt" in line for line in lines)
+        return lines
+    assert lines[0].startswith(f"  {calls:,} calls left a known prompt within its first ")
+    return lines[1:]
 
 
 def _check_evictions(lines: list[str], evictions: Mapping[str, Any]) -> list[str]:
