@@ -318,9 +318,23 @@ class Runtime:
         return self._runtime.context_limit
 
     @property
+    def asynchronous(self) -> AsyncRuntime:
+        """The Runtime behind this one. It belongs to no loop, so any may await it."""
+        return self._runtime
+
+    @property
+    def model_name(self) -> str:
+        """What reports call the model."""
+        return self._runtime.model_name
+
+    @property
     def ready_seconds(self) -> float:
         """How long opening took."""
         return self._runtime.ready_seconds
+
+    def token_ids(self, prompt: Any, *, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+        """The ids that `generate` would send."""
+        return self._runtime.token_ids(prompt, tools=tools)
 
     def count_tokens(self, prompt: Any, *, tools: Sequence[Any] = ()) -> int:
         """Tokens of a prompt as `generate` would send it."""

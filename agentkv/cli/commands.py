@@ -26,6 +26,7 @@ from agentkv.cli.doctor import DOCTOR_EXAMPLES, doctor
 from agentkv.cli.entry import INTERRUPTED
 from agentkv.cli.models import models_app
 from agentkv.cli.replay import REPLAY_EXAMPLES, replay
+from agentkv.cli.serve import SERVE_EXAMPLES, serve
 from agentkv.errors import AgentKVError, CapacityError, DownloadFailed, EngineFailed
 
 __all__ = ["app", "main"]
@@ -44,6 +45,7 @@ app.add_typer(models_app, name="models")
 app.command("demo", epilog=DEMO_EXAMPLES)(demo)
 app.command("chat", epilog=CHAT_EXAMPLES)(chat)
 app.command("replay", epilog=REPLAY_EXAMPLES)(replay)
+app.command("serve", epilog=SERVE_EXAMPLES)(serve)
 app.command("doctor", epilog=DOCTOR_EXAMPLES)(doctor)
 
 

@@ -91,12 +91,8 @@ async def _serve(runtime: Runtime, config: ServerConfig, listening: socket.socke
         server = Server(app, config)
         host, port = listening.getsockname()[:2]
         place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        out.print(
-            f"{app.state.serving.model} listens on {place}/v1, documented at {place}/docs",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        line = f"{app.state.serving.model} listens on {place}/v1, documented at {place}/docs"
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
         await server.answer(listening)
         out.print(str(runtime.report()), markup=False, highlight=False, soft_wrap=True)
     finally:

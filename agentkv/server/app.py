@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -81,13 +81,12 @@ def _tell_errors_in_one_shape(app: FastAPI) -> None:
 
 def _validation_error(errors: Sequence[Any]) -> ApiError:
     """The first thing that is wrong with a body, with its place in it."""
-    first = errors[0] if errors else {"loc": (), "msg": "the body is not valid", "type": ""}
+    first: Mapping[str, Any] = errors[0] if errors else {"loc": (), "msg": "the body is not valid", "type": ""}
     place = [str(part) for part in first["loc"] if part != "body"]
     kind = first["type"]
     if kind == "json_invalid":
-        return ApiError(
-            400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json"
-        )
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
     if kind == "extra_forbidden":
         return ApiError(
             400, f"unrecognized argument: {'.'.join(place)}", param=".".join(place), code="unknown_parameter"

@@ -1,4 +1,4 @@
-"""OpenAI's protocol: its requests as calls of a Runtime, and replies as its answers. Other protocols stand beside it."""
+"""OpenAI's protocol: its requests as calls of a Runtime, and replies as its answers. Others stand beside it."""
 
 from .routes import openai_router
 

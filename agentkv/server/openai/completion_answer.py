@@ -27,7 +27,8 @@ def completion_choice(
     """One of `choices`. texts: where log-probabilities were asked for."""
     logprobs = None
     if texts is not None and reply.logprobs is not None:
-        ids, values = list(reply.token_ids), list(reply.logprobs)
+        ids: list[int] = list(reply.token_ids)
+        values: list[TokenLogprobs | None] = list(reply.logprobs)
         if echo is not None:
             ids, values = [*echo.token_ids, *ids], [*(reply.prompt_logprobs or ()), *values]
         logprobs = completion_logprobs(values, ids, texts, offset=0)

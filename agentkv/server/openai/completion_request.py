@@ -41,9 +41,9 @@ class CompletionRequest(CompletionFields):
         """One or more, each of them text or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt) or [[]]
+        ids = [each for each in self.prompt if isinstance(each, int)]
+        # No ids at all is an empty prompt, and not no prompts.
+        return [ids] if ids or not self.prompt else [each for each in self.prompt if not isinstance(each, int)]
 
     def options(self) -> dict[str, Any]:
         """Keywords of `Runtime.stream`, but for who calls."""

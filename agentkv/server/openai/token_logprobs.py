@@ -49,7 +49,9 @@ def completion_logprobs(
     A logprob is None for the first token of an echoed prompt. Tokens of one text in `top_logprobs` are one there, as
     OpenAI's shape has it: the likelier.
     """
-    tokens, offsets, tops = [], [], []
+    tokens: list[str] = []
+    offsets: list[int] = []
+    tops: list[dict[str, float] | None] = []
     for token_id, one in zip(token_ids, logprobs, strict=True):
         text = texts.of(token_id)[0]
         tokens.append(text)
