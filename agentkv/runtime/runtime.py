@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
 from agentkv.chat import normalise, without_implicit
-from agentkv.errors import NotStarted, RuntimeClosed
+from agentkv.errors import AgentKVError, EngineFailed, NotStarted, RuntimeClosed
 from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Moment, Report
@@ -194,6 +194,18 @@ class Runtime:
         """
         await self.start()
         await await_result(self._serving().ask(lambda engine: engine.warm_up(min(8, self.context_limit - 1))))
+
+    @property
+    def failure(self) -> AgentKVError | None:
+        """What a call would meet now: RuntimeClosed, EngineFailed, or nothing. Nothing is loaded for it."""
+        if self._closed:
+            return RuntimeClosed("this Runtime is closed; open a new one")
+        try:
+            if self._worker is not None:
+                self._worker.require_open()
+        except (RuntimeClosed, EngineFailed) as error:
+            return error
+        return None
 
     # -- what is served -----------------------------------------------------------------------------------------
 

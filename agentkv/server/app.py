@@ -15,11 +15,13 @@ from agentkv.version import __version__
 
 from .config import ServerConfig
 from .door import Door
-from .errors import ApiError, api_error, error_response
+from .errors import ApiError, ErrorBody, error_response
 from .openai import openai_router
 from .serving import Serving
 
 __all__ = ["create_app"]
+
+_NO_JSON = "invalid_json"
 
 
 def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
@@ -30,6 +32,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
     config = config or ServerConfig()
     serving = Serving(runtime, config.served_model)
     app = FastAPI(
+        strict_content_type=False,  # A body without a content type is read as JSON, as by any other such server.
         title="agentkv",
         version=__version__,
         summary="Language models for agents over an exact, shared, counted prefix cache",
@@ -38,10 +41,11 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
     app.state.serving = serving
     app.include_router(openai_router(serving))
 
-    @app.get("/health", tags=["Server"], summary="Whether new requests are taken")
+    unavailable: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Draining, closed, or its engine failed."}}
+
+    @app.get("/health", tags=["Server"], summary="Whether new requests are taken", responses=unavailable)
     async def health() -> JSONResponse:
-        if serving.draining:
-            return JSONResponse({"status": "draining"}, status_code=503)
+        serving.require_open()
         return JSONResponse({"status": "ok"})
 
     _tell_errors_in_one_shape(app)
@@ -61,22 +65,18 @@ def _tell_errors_in_one_shape(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} takes another method"}
-        return error_response(
-            ApiError(
-                error.status_code,
-                message.get(error.status_code, str(error.detail)),
-                headers=dict(error.headers or {}),
-            )
-        )
-
-    async def other(request: Request, error: Exception) -> Response:
-        return error_response(api_error(error))
+        path = request.url.path
+        message, code = {
+            # FastAPI's for a body that Python's own reader gives up: no UTF-8, numbers too long, nested too deep.
+            400: ("the body is no JSON that can be read: UTF-8, and neither numbers nor nesting without end", _NO_JSON),
+            404: (f"there is no {path} here", "unknown_url"),
+            405: (f"{path} takes another method", "method_not_allowed"),
+        }.get(error.status_code, (str(error.detail), None))
+        return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
 
     app.add_exception_handler(ApiError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, other)
 
 
 def _validation_error(errors: Sequence[Any]) -> ApiError:
@@ -86,7 +86,7 @@ def _validation_error(errors: Sequence[Any]) -> ApiError:
     kind = first["type"]
     if kind == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
-        return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
+        return ApiError(400, f"the body is no JSON: {reason}", code=_NO_JSON)
     if kind == "extra_forbidden":
         return ApiError(
             400, f"unrecognized argument: {'.'.join(place)}", param=".".join(place), code="unknown_parameter"

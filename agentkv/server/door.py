@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
-from .errors import ApiError, error_response, unavailable
+from .errors import ApiError, api_error, error_response
 from .serving import Serving
 
 __all__ = ["Door"]
 
+_LINGER_SECONDS = 2.0
 _OPEN_TO_ALL = frozenset({"/health", "/docs", "/redoc", "/openapi.json"})
 
 
@@ -29,7 +31,7 @@ class Door:
 
     def __init__(self, app: ASGIApp, *, serving: Serving, config: ServerConfig) -> None:
         self._app, self._serving, self._config = app, serving, config
-        self._keys = tuple(f"Bearer {key}".encode() for key in config.api_keys)
+        self._keys = tuple(key.encode() for key in config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,10 +42,12 @@ class Door:
             body = await self._body(scope, receive)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
+            if error.status == 413:
+                await _linger(receive)
             return
         if body is None:  # The client left while it was sending.
             return
-        given = False
+        given = begun = False
 
         async def receive_whole() -> Message:
             nonlocal given
@@ -52,16 +56,27 @@ class Door:
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
+        async def send_on(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         with self._serving.counted():
-            await self._app(scope, receive_whole, send)
+            try:
+                await self._app(scope, receive_whole, send_on)
+            except Exception as error:
+                if begun:
+                    raise
+                await error_response(api_error(error))(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         if scope["path"] in _OPEN_TO_ALL:
             return
         if self._keys:
-            given = _header(scope, b"authorization") or b""
+            scheme, _, given = (_header(scope, b"authorization") or b"").partition(b" ")
             # Every key is compared, in a time that does not tell how much of it was right, or which it was.
-            if not sum(hmac.compare_digest(given, key) for key in self._keys):
+            right = sum(hmac.compare_digest(given.strip(), key) for key in self._keys)
+            if not right or scheme.lower() != b"bearer":
                 raise ApiError(
                     401,
                     "a key is needed: send the header 'Authorization: Bearer KEY'"
@@ -70,8 +85,7 @@ class Door:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-        if self._serving.draining:
-            raise unavailable("the server is draining: it ends what runs and takes nothing new", code="draining")
+        self._serving.require_open()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         limit = self._config.max_body_bytes
@@ -105,6 +119,14 @@ class Door:
         return ApiError(
             413, f"the body is larger than {limit:,} bytes", code="body_too_large", headers={"Connection": "close"}
         )
+
+
+async def _linger(receive: Receive) -> None:
+    """Read on for a moment and throw away: a connection closed on a client that still sends loses it the answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from agentkv.errors import RuntimeClosed
 from agentkv.runtime import Runtime
 from agentkv.tools.vocabulary import vocabulary_of
 
-from .errors import ApiError
+from .errors import ApiError, unavailable
 
 __all__ = ["Serving"]
 
@@ -50,6 +51,14 @@ class Serving:
             raise ApiError(
                 404, f"the model {asked!r} is not served here; {self.model!r} is", param="model", code="model_not_found"
             )
+
+    def require_open(self) -> None:
+        """Raise 503 where no request would be answered now."""
+        if self.draining:
+            raise unavailable("the server is draining: it ends what runs and takes nothing new", code="draining")
+        failure = self.runtime.failure
+        if failure is not None:
+            raise unavailable(str(failure), code="closed" if isinstance(failure, RuntimeClosed) else "engine_failed")
 
     @contextmanager
     def counted(self) -> Iterator[None]:

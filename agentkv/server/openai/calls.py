@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, TurnEnd
@@ -14,10 +15,32 @@ from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 from agentkv.streams import CallStream
 
+from ..errors import ApiError
 from .chat_answer import Head
 from .usage import usage_of
 
-__all__ = ["Chunks", "head", "one_call_only", "replies_of", "streamed"]
+__all__ = ["Answered", "Asked", "Chunks", "answers_of", "head", "streamed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The calls of one request.
+
+    one_call  each choice ends with its first call of a tool, as `parallel_tool_calls=false` wants it
+    blame     makes the answer of a ValueError or TypeError that a call begins with: the client's, with its field
+    """
+
+    streams: Sequence[CallStream]
+    blame: Callable[[Exception], ApiError]
+    one_call: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One choice, complete."""
+
+    reply: Reply
+    reasoning_tokens: int
 
 
 class Chunks(Protocol):
@@ -35,91 +58,159 @@ def head(kind: str, prefix: str, model: str) -> Head:
     return Head(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model)
 
 
-async def replies_of(streams: Sequence[CallStream]) -> list[Reply]:
-    """All replies of all calls, which run side by side; one that fails ends them all."""
+async def answers_of(asked: Asked) -> list[Answered]:
+    """All choices of all calls, which run side by side; one that fails ends them all."""
     async with AsyncExitStack() as open_streams:
-        for stream in streams:
-            open_streams.push_async_exit(stream)
-        answered = await asyncio.gather(*(stream.replies() for stream in streams))
-        return [reply for replies in answered for reply in replies]
+        await _begin(asked, open_streams)
+        reading = [asyncio.ensure_future(_answers(stream, asked.one_call)) for stream in asked.streams]
+        try:
+            answered = await asyncio.gather(*reading)
+        finally:
+            await _ended(reading)
+        return [answer for answers in answered for answer in answers]
 
 
 async def streamed(
-    streams: Sequence[CallStream], answer: Head, chunks_of: Callable[[int], Chunks], *, with_usage: bool
+    asked: Asked, answer: Head, chunks_of: Callable[[int], Chunks], *, with_usage: bool
 ) -> AsyncIterator[Mapping[str, Any]]:
     """Chunks of all choices as they come, then one of usage where it was asked for.
 
-    The first chunk comes once all calls have begun, so that what refuses them comes before it.
+    The first chunk comes with the first token, so that what refuses or fails a call before comes before it.
     """
     more = {"usage": None} if with_usage else {}
     replies: list[Reply] = []
     reasoning_tokens = 0
-    n = 0
+    makers: list[Chunks] = []
     async with AsyncExitStack() as open_streams:
-        for stream in streams:
-            await open_streams.enter_async_context(stream)
-        makers: list[Chunks] = []
-        bases: list[int] = []
-        for stream in streams:
-            bases.append(n)
-            n += stream.n
-        makers = [chunks_of(index) for index in range(n)]
-        for maker in makers:
-            first = maker.first()
-            if first is not None:
-                yield answer.with_choices([first], **more)
-        taken = [0] * n
-        async for base, stream, event in _merged(streams, bases):
-            index = base + event.index
-            logprobs: Sequence[TokenLogprobs] = ()
-            if isinstance(event, TextDelta | ReasoningDelta):
-                begin, taken[index] = taken[index], taken[index] + len(event.token_ids)
-                logprobs = stream.logprobs(event.index)[begin : taken[index]]
-                if isinstance(event, ReasoningDelta):
-                    reasoning_tokens += len(event.token_ids)
-            if isinstance(event, TurnEnd):
-                replies.append(event.reply)
-            choice = makers[index].of(event, logprobs)
-            if choice is not None:
-                yield answer.with_choices([choice], **more)
+        await _begin(asked, open_streams)
+        async with aclosing(_merged(asked)) as merged:
+            async for index, read in merged:
+                if not makers:
+                    makers = [chunks_of(each) for each in range(sum(stream.n for stream in asked.streams))]
+                    for first in filter(None, (maker.first() for maker in makers)):
+                        yield answer.with_choices([first], **more)
+                if isinstance(read.event, ReasoningDelta):
+                    reasoning_tokens += len(read.event.token_ids)
+                elif isinstance(read.event, TurnEnd):
+                    replies.append(read.event.reply)
+                choice = makers[index].of(read.event, read.logprobs)
+                if choice is not None:
+                    yield answer.with_choices([choice], **more)
     if with_usage:
         yield answer.with_choices([], usage=usage_of(replies, reasoning_tokens=reasoning_tokens))
 
 
-async def one_call_only(events: CallStream) -> AsyncIterator[StreamEvent]:
-    """Its events until a second call of a tool begins, for `parallel_tool_calls=false`: there the model is stopped."""
-    first: str | None = None
-    async for event in events:
-        if isinstance(event, ToolCallDelta):
-            first = first or event.id
-            if event.id != first:
-                await events.cancel()
-                continue
-        yield event
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An event, and the log-probabilities of the tokens that it brings."""
+
+    event: StreamEvent
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
-async def _merged(
-    streams: Sequence[CallStream], bases: Sequence[int]
-) -> AsyncIterator[tuple[int, CallStream, StreamEvent]]:
-    if len(streams) == 1:
-        async for event in streams[0]:
-            yield bases[0], streams[0], event
+@dataclass(slots=True)
+class _Seen:
+    """What came of one choice so far, up to its second call of a tool where it may make only one."""
+
+    num_tokens: int = 0
+    texts: list[str] = field(default_factory=list)
+    call_id: str | None = None
+    cut: bool = False
+    ended: bool = False
+
+
+async def _begin(asked: Asked, open_streams: AsyncExitStack) -> None:
+    for stream in asked.streams:
+        try:
+            await open_streams.enter_async_context(stream)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise asked.blame(error) from error
+
+
+async def _answers(stream: CallStream, one_call: bool) -> list[Answered]:
+    reasoning_tokens = [0] * stream.n
+    replies: dict[int, Reply] = {}
+    async with aclosing(_events(stream, one_call)) as events:
+        async for read in events:
+            if isinstance(read.event, ReasoningDelta):
+                reasoning_tokens[read.event.index] += len(read.event.token_ids)
+            elif isinstance(read.event, TurnEnd):
+                replies[read.event.index] = read.event.reply
+    return [Answered(replies[index], reasoning_tokens[index]) for index in range(stream.n)]
+
+
+async def _events(stream: CallStream, one_call: bool) -> AsyncGenerator[_Read]:
+    """A call's events. With one_call each choice ends where its second call begins: there the model is stopped.
+
+    It runs on while another choice still writes its first call, for one call of the runtime has all n choices.
+    """
+    choices = [_Seen() for _ in range(stream.n)]
+    async for event in stream:
+        seen = choices[event.index]
+        if isinstance(event, TurnEnd):
+            seen.ended = True
+            yield _Read(replace(event, reply=_up_to(event.reply, seen)) if seen.cut else event)
+        elif isinstance(event, ToolCallDelta):
+            if seen.call_id is None:
+                seen.call_id = event.id
+            if one_call and event.id != seen.call_id:
+                seen.cut = True
+            if not seen.cut:
+                yield _Read(event)
+        elif isinstance(event, TextDelta | ReasoningDelta) and not seen.cut:
+            begin, seen.num_tokens = seen.num_tokens, seen.num_tokens + len(event.token_ids)
+            if isinstance(event, TextDelta):
+                seen.texts.append(event.text)
+            yield _Read(event, stream.logprobs(event.index)[begin : seen.num_tokens])
+        if seen.cut and all(choice.cut or choice.ended for choice in choices):
+            await stream.cancel(keep=True)
+
+
+def _up_to(reply: Reply, seen: _Seen) -> Reply:
+    """The reply with what was seen of it; its usage stays that of all that was computed."""
+    return replace(
+        reply,
+        text="".join(seen.texts),
+        token_ids=reply.token_ids[: seen.num_tokens],
+        logprobs=None if reply.logprobs is None else reply.logprobs[: seen.num_tokens],
+        tool_calls=reply.tool_calls[:1],
+        finish_reason="tool_calls",
+    )
+
+
+async def _merged(asked: Asked) -> AsyncGenerator[tuple[int, _Read]]:
+    """What all calls say, as it comes, with the number of the choice among those of all calls."""
+    events = [_events(stream, asked.one_call) for stream in asked.streams]
+    if len(events) == 1:  # As nearly always, and no task for each event.
+        async with aclosing(events[0]) as only:
+            async for read in only:
+                yield read.event.index, read
         return
-    reading = {
-        asyncio.ensure_future(anext(stream)): (base, stream) for base, stream in zip(bases, streams, strict=True)
-    }
+    reading: dict[asyncio.Future[_Read], tuple[int, AsyncGenerator[_Read]]] = {}
+    base = 0
+    for stream, each in zip(asked.streams, events, strict=True):
+        reading[asyncio.ensure_future(anext(each))] = base, each
+        base += stream.n
     try:
         while reading:
             done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                base, stream = reading.pop(task)
+                base, each = reading.pop(task)
                 try:
-                    event = task.result()
+                    read = task.result()
                 except StopAsyncIteration:
                     continue
-                reading[asyncio.ensure_future(anext(stream))] = base, stream
-                yield base, stream, event
+                reading[asyncio.ensure_future(anext(each))] = base, each
+                yield base + read.event.index, read
     finally:
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await _ended(reading)
+        for each in events:
+            await each.aclose()
+
+
+async def _ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Nothing of them runs any more."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

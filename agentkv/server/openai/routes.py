@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from agentkv.errors import AgentKVError
-
 from ..answering import EventStream, Whole
-from ..errors import ApiError, ErrorBody, api_error
+from ..errors import ApiError, ErrorBody
 from ..serving import Serving
-from .calls import head, replies_of, streamed
+from .calls import Answered, Asked, answers_of, head, streamed
 from .chat_answer import ChatChunks, chat_choice
 from .chat_request import ChatRequest
 from .completion_answer import CompletionChunks, Echo, completion_choice
 from .completion_request import CompletionRequest
+from .refusals import refused
 from .token_logprobs import TokenTexts
 from .tokens import DetokenizeRequest, TokenizeRequest
 from .usage import usage_of
@@ -37,20 +37,31 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
         503: "Draining, or no room for now.",
     }.items()
 }
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, or with `stream` its chunks as server-sent events.",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    }
+}
 
 
 def openai_router(serving: Serving) -> APIRouter:
     """Routes over one runtime."""
     router = APIRouter(responses=_FAILURES)
 
-    @router.post("/v1/chat/completions", tags=["OpenAI"], summary="Answer a conversation")
+    @router.post("/v1/chat/completions", responses=_STREAMED, tags=["OpenAI"], summary="Answer a conversation")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         await serving.require_model(body.model)
         body.check()
+
+        def blame(error: Exception) -> ApiError:
+            return refused(error, body, prompt="messages", grammar="tools" if body.tools else "response_format")
+
         try:
             stream = serving.runtime.stream(body.messages, name=_caller(request, body), **body.options())
-        except (ValueError, TypeError) as error:
-            raise _refused(error, "messages") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise blame(error) from error
+        asked = Asked([stream], blame, one_call=body.parallel_tool_calls is False)
         texts = _texts(serving) if body.logprobs else None
         ids = body.return_token_ids
 
@@ -58,29 +69,33 @@ def openai_router(serving: Serving) -> APIRouter:
             answer = head("chat.completion.chunk", "chatcmpl", serving.model)
             return EventStream(
                 lambda: streamed(
-                    [stream], answer, lambda index: ChatChunks(index, texts, token_ids=ids), with_usage=body.with_usage
+                    asked, answer, lambda index: ChatChunks(index, texts, token_ids=ids), with_usage=body.with_usage
                 ),
                 param="messages",
             )
 
         async def whole() -> dict[str, Any]:
-            replies = await replies_of([stream])
-            choices = [chat_choice(reply, index, texts, token_ids=ids) for index, reply in enumerate(replies)]
-            return head("chat.completion", "chatcmpl", serving.model).with_choices(choices, usage=usage_of(replies))
+            answers = await answers_of(asked)
+            choices = [chat_choice(each.reply, index, texts, token_ids=ids) for index, each in enumerate(answers)]
+            return head("chat.completion", "chatcmpl", serving.model).with_choices(choices, usage=_usage(answers))
 
         return Whole(whole, param="messages")
 
-    @router.post("/v1/completions", tags=["OpenAI"], summary="Continue text or token ids")
+    @router.post("/v1/completions", responses=_STREAMED, tags=["OpenAI"], summary="Continue text or token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         await serving.require_model(body.model)
         body.check()
         options, name = body.options(), _caller(request, body)
+
+        def blame(error: Exception) -> ApiError:
+            return refused(error, body, prompt="prompt")
+
         try:
-            streams = [serving.runtime.stream(prompt, name=name, **options) for prompt in body.prompts]
+            asked = Asked([serving.runtime.stream(prompt, name=name, **options) for prompt in body.prompts], blame)
+            echoes = await _echoes(serving, body)
         except (ValueError, TypeError) as error:
-            raise _refused(error, "prompt") from error
+            raise blame(error) from error
         texts = _texts(serving) if body.logprobs is not None else None
-        echoes = await _echoes(serving, body)
         ids, n = body.return_token_ids, body.choices
 
         def echo(index: int) -> Echo | None:
@@ -90,7 +105,7 @@ def openai_router(serving: Serving) -> APIRouter:
             answer = head("text_completion", "cmpl", serving.model)
             return EventStream(
                 lambda: streamed(
-                    streams,
+                    asked,
                     answer,
                     lambda index: CompletionChunks(index, texts, echo=echo(index), token_ids=ids),
                     with_usage=body.with_usage,
@@ -99,12 +114,12 @@ def openai_router(serving: Serving) -> APIRouter:
             )
 
         async def whole() -> dict[str, Any]:
-            replies = await replies_of(streams)
+            answers = await answers_of(asked)
             choices = [
-                completion_choice(reply, index, texts, echo=echo(index), token_ids=ids)
-                for index, reply in enumerate(replies)
+                completion_choice(each.reply, index, texts, echo=echo(index), token_ids=ids)
+                for index, each in enumerate(answers)
             ]
-            return head("text_completion", "cmpl", serving.model).with_choices(choices, usage=usage_of(replies))
+            return head("text_completion", "cmpl", serving.model).with_choices(choices, usage=_usage(answers))
 
         return Whole(whole, param="prompt")
 
@@ -124,8 +139,9 @@ def openai_router(serving: Serving) -> APIRouter:
         prompt, tools = body.asked()
         try:
             token_ids = await asyncio.to_thread(serving.runtime.token_ids, prompt, tools=tools)
-        except (ValueError, TypeError) as error:
-            raise _refused(error, "messages" if body.messages is not None else "prompt") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            place = "messages" if body.messages is not None else "prompt"
+            raise refused(error, body, prompt=place, grammar="tools") from error
         limit = serving.runtime.context_limit
         return JSONResponse({"count": len(token_ids), "max_model_len": limit, "tokens": list(token_ids)})
 
@@ -135,7 +151,7 @@ def openai_router(serving: Serving) -> APIRouter:
         try:
             text = await asyncio.to_thread(serving.text_of, body.tokens)
         except (ValueError, TypeError) as error:
-            raise _refused(error, "tokens") from error
+            raise refused(error, body, prompt="tokens") from error
         return JSONResponse({"prompt": text})
 
     return router
@@ -147,9 +163,9 @@ def _caller(request: Request, body: ChatRequest | CompletionRequest) -> str | No
     return headers.get("x-session-id") or headers.get("session-id") or body.prompt_cache_key or None
 
 
-def _refused(error: ValueError | TypeError, param: str) -> ApiError:
-    """A call that cannot be made: what the runtime says of its arguments is for the client."""
-    return api_error(error, param=param) if isinstance(error, AgentKVError) else ApiError(400, str(error), param=param)
+def _usage(answers: Sequence[Answered]) -> dict[str, Any]:
+    reasoning_tokens = sum(each.reasoning_tokens for each in answers)
+    return usage_of([each.reply for each in answers], reasoning_tokens=reasoning_tokens)
 
 
 def _texts(serving: Serving) -> TokenTexts:

@@ -10,7 +10,7 @@ from agentkv.reply import Reply
 __all__ = ["usage_of"]
 
 
-def usage_of(replies: Sequence[Reply], *, reasoning_tokens: int = 0) -> dict[str, Any]:
+def usage_of(replies: Sequence[Reply], *, reasoning_tokens: int) -> dict[str, Any]:
     """Of all the choices of a request. `cached_tokens` is always there, 0 where nothing was found."""
     prompt = sum(reply.usage.prompt_tokens for reply in replies)
     completion = sum(reply.usage.output_tokens for reply in replies)

@@ -1,0 +1,33 @@
+"""A call that the runtime cannot make as it was asked: whose field it is, in the words that the runtime has for it."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel
+
+from agentkv.errors import AgentKVError, ConfigError
+
+from ..errors import ApiError, api_error
+
+__all__ = ["refused"]
+
+
+def refused(error: Exception, body: BaseModel, *, prompt: str, grammar: str | None = None) -> ApiError:
+    """What the runtime says of its arguments is for the client, 400 with the field.
+
+    The runtime names an option first in what it says of it, and options that fields set have the fields' names.
+
+    prompt: the field that all else is about; grammar: the one whose schemas no grammar expresses, which is a
+    ConfigError of a call that has begun
+    """
+    if isinstance(error, RecursionError):
+        return ApiError(400, "the request is nested too deeply to be read", param=prompt)
+    if isinstance(error, ConfigError):
+        return ApiError(400, str(error), param=grammar or prompt)
+    if isinstance(error, AgentKVError):
+        return api_error(error, param=prompt)
+    named = re.match(r"\w+", str(error))
+    fields = type(body).model_fields
+    param = named[0] if named is not None and named[0] in fields else prompt
+    return ApiError(400, str(error), param=param)
