@@ -55,72 +55,89 @@ class StreamingASGITransport(httpx.AsyncBaseTransport):
 
 
 class _Exchange:
-    """One request and its answer, between the application's task and the reader of the response."""
+    """One request and its answer, between the application's task and the reader of the response.
+
+    One part stands in between at most; whoever sends the next one waits until it was taken. Everything happens on one
+    loop, so that what is looked at holds until the next await.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
-        self._left = asyncio.Event()
-        self._start: asyncio.Future[tuple[int, list[tuple[bytes, bytes]]]] = asyncio.get_running_loop().create_future()
-        self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
+        self._start: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._part: bytes | None = None
+        self._complete = False
+        """The application has sent its last part."""
+        self._over = asyncio.Event()
+        """Nobody reads any more, or there is nothing more to read: `http.disconnect` for the application."""
+        self._readable = asyncio.Event()
+        self._writable = asyncio.Event()
         self._task: asyncio.Future[None] | None = None
 
     def run(self, application: Awaitable[None]) -> None:
-        self._task = asyncio.ensure_future(self._to_its_end(application))
+        """Begin; what the application raises is kept for the reader."""
+        self._task = asyncio.ensure_future(application)
+        self._task.add_done_callback(lambda _: self._readable.set())
 
     async def started(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        return await self._start
+        """The status and the headers, once they are sent; what the application raised before."""
+        while self._start is None:
+            await self._wait_to_read("it answered")
+        return self._start
 
     async def parts(self) -> AsyncIterator[bytes]:
-        while (part := await self._parts.get()) is not None:
-            yield part
+        """What is sent, until the application has ended."""
         assert self._task is not None, "a body is read of an application that runs"
-        await self._task
+        while self._part is not None or not self._complete:
+            if self._part is not None:
+                part, self._part = self._part, None
+                self._writable.set()
+                yield part
+            else:
+                await self._wait_to_read("its answer did")
+        await asyncio.wait([self._task])
+        self._task.result()
 
     async def leave(self) -> None:
         """Tell the application that nobody reads any more, and wait for its end."""
-        self._left.set()
-        while not self._parts.empty():  # A sender that waits for room goes on, and finds that nobody is there.
-            self._parts.get_nowait()
-        if self._task is not None and not self._task.done():
+        self._over.set()
+        self._writable.set()
+        assert self._task is not None, "what is left has begun"
+        if not self._task.done():
             await asyncio.wait([self._task])
-        if self._start.done() and not self._start.cancelled():
-            self._start.exception()  # Told to whoever asked, or to nobody: the request was left.
+        if not self._task.cancelled():
+            self._task.exception()  # Asked for, so that nobody is told of an error that nobody is there for.
 
     async def receive(self) -> Message:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._left.wait()
+        await self._over.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        if self._left.is_set():
-            return
         if message["type"] == "http.response.start":
-            self._start.set_result((message["status"], list(message.get("headers", ()))))
-            return
-        if message.get("body"):
-            await self._put(message["body"])
-        if not message.get("more_body", False):
-            await self._put(None)
+            self._start = message["status"], list(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            if message.get("body"):
+                while self._part is not None and not self._over.is_set():
+                    self._writable.clear()
+                    await self._writable.wait()
+                if not self._over.is_set():
+                    self._part = bytes(message["body"])
+            if not message.get("more_body", False):
+                self._complete = True
+                self._over.set()
+        self._readable.set()
 
-    async def _put(self, part: bytes | None) -> None:
-        if not self._left.is_set():
-            await self._parts.put(part)
-
-    async def _to_its_end(self, application: Awaitable[None]) -> None:
-        try:
-            await application
-        except Exception as error:
-            if not self._start.done():
-                self._start.set_exception(error)
-                return
-            raise
-        finally:
-            if not self._start.done():
-                self._start.set_exception(RuntimeError("the application ended without an answer"))
-            if not self._left.is_set() and self._parts.empty():
-                self._parts.put_nowait(None)
+    async def _wait_to_read(self, what: str) -> None:
+        """Until something was sent; raises what the application raised, or RuntimeError where it ended."""
+        assert self._task is not None, "an answer is waited for of an application that runs"
+        if self._task.done():
+            if not self._task.cancelled():
+                self._task.result()
+            raise RuntimeError(f"the application ended before {what}")
+        self._readable.clear()
+        await self._readable.wait()
 
 
 class _Body(httpx.AsyncByteStream):
