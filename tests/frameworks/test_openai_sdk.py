@@ -1,0 +1,153 @@
+"""The official Python SDK by itself, with the loop that its documentation shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import agentkv.sync
+from agentkv import Runtime
+from agentkv.clients.openai_client import openai_client
+from agentkv.testing import scripted
+from support.agent_turns import (
+    FOLLOW_UP,
+    INSTRUCTIONS,
+    LAST_ANSWER,
+    QUESTION,
+    Turn,
+    check_resent_history,
+    find_book,
+    librarian,
+    shelf_of,
+)
+from support.loopback import on_loopback
+
+openai = pytest.importorskip("openai", reason="the extra `openai` is not installed")
+
+FUNCTIONS: dict[str, Callable[..., str]] = {"find_book": find_book, "shelf_of": shelf_of}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_book",
+            "description": "Look a book up by its title.",
+            "parameters": {
+                "type": "object",
+                "properties": {"title": {"enum": ["atlas", "novel"]}, "section": {"enum": ["maps", "novels"]}},
+                "required": ["title", "section"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "shelf_of",
+            "parameters": {
+                "type": "object",
+                "properties": {"numbers": {"type": "array"}, "lent": {"type": "boolean"}},
+                "required": ["numbers", "lent"],
+            },
+        },
+    },
+]
+
+
+def turn_of(usage: Any) -> Turn:
+    return Turn(usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens)
+
+
+def results_of(message: Any) -> list[dict[str, Any]]:
+    """Each call answered; the message's own object goes back into the conversation as it is."""
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "content": FUNCTIONS[call.function.name](**json.loads(call.function.arguments)),
+        }
+        for call in message.tool_calls
+    ]
+
+
+async def whole(client: Any, **request: Any) -> Any:
+    return await client.chat.completions.create(**request)
+
+
+async def streamed(client: Any, **request: Any) -> Any:
+    async with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
+        return await stream.get_final_completion()
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+async def test_an_agent_finds_its_resent_history_cached(client_of: Any, ask: Any) -> None:
+    async with Runtime(scripted(librarian()), num_pages=1024) as runtime, client_of(runtime) as client:
+        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}]
+        turns: list[Turn] = []
+        for question in (QUESTION, FOLLOW_UP):
+            messages.append({"role": "user", "content": question})
+            while messages[-1] is not None:
+                answer = await ask(
+                    client, model="scripted", messages=messages, tools=TOOLS, prompt_cache_key="librarian"
+                )
+                turns.append(turn_of(answer.usage))
+                message = answer.choices[0].message
+                messages.append(message)
+                if not message.tool_calls:
+                    break
+                messages += results_of(message)
+        assert message.content == LAST_ANSWER
+        check_resent_history(turns, runtime, "librarian", least=5)
+
+
+@pytest.fixture(params=["http", "in_process"])
+def blocking(request: pytest.FixtureRequest) -> Iterator[tuple[Runtime, Any]]:
+    with agentkv.sync.Runtime(scripted(librarian()), num_pages=1024) as runtime:
+        if request.param == "in_process":
+            with openai_client(runtime, sync=True) as client:
+                yield runtime.asynchronous, client
+        else:
+            with (
+                on_loopback(runtime.asynchronous) as url,
+                openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+            ):
+                yield runtime.asynchronous, client
+
+
+def test_the_blocking_client_finds_it_too_and_names_itself_by_a_header(blocking: tuple[Runtime, Any]) -> None:
+    runtime, client = blocking
+    messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": QUESTION}]
+    turns: list[Turn] = []
+    while True:
+        answer = client.with_options(default_headers={"X-Session-ID": "by-header"}).chat.completions.create(
+            model="scripted", messages=messages, tools=TOOLS
+        )
+        turns.append(turn_of(answer.usage))
+        message = answer.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            break
+        messages += results_of(message)
+    check_resent_history(turns, runtime, "by-header")
+
+
+@pytest.mark.real_model
+async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(client_of: Any) -> None:
+    async with Runtime("smollm2-135m") as runtime, client_of(runtime) as client:
+        (model,) = (await client.models.list()).data
+        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": FOLLOW_UP}]
+        turns: list[Turn] = []
+        find = {"type": "function", "function": {"name": "find_book"}}
+        for choice in (find, "none", find, "none"):
+            answer = await client.chat.completions.create(
+                model=model.id, messages=messages, tools=TOOLS, tool_choice=choice, max_tokens=40, seed=1,
+                prompt_cache_key="real",
+            )  # fmt: skip
+            turns.append(turn_of(answer.usage))
+            message = answer.choices[0].message
+            messages.append(message)
+            messages += results_of(message) if message.tool_calls else [{"role": "user", "content": "Go on."}]
+        assert sum(message["role"] == "tool" for message in messages if isinstance(message, dict)) == 2
+        check_resent_history(turns, runtime, "real", least=4)
