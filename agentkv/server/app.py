@@ -41,7 +41,9 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
     app.state.serving = serving
     app.include_router(openai_router(serving))
 
-    unavailable: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Draining, closed, or its engine failed."}}
+    unavailable: dict[int | str, dict[str, Any]] = {
+        503: {"model": ErrorBody, "description": "Draining, closed, or its engine failed."}
+    }
 
     @app.get("/health", tags=["Server"], summary="Whether new requests are taken", responses=unavailable)
     async def health() -> JSONResponse:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, WithJsonSchema
 
+from agentkv.tools import Tool, as_tools
+
 from ..errors import ApiError
 from .fields import CompletionFields, refuse_what_is_not_followed
 
-__all__ = ["ChatRequest", "Message", "ToolField", "tool_dict"]
+__all__ = ["ChatRequest", "Message", "ToolField", "tools_of"]
 
 Message = Annotated[
     dict[str, Any],
@@ -135,7 +138,7 @@ class ChatRequest(CompletionFields):
         return {
             **sampling,
             "n": self.choices,
-            "tools": [tool_dict(tool) for tool in self.tools or ()],
+            "tools": tools_of(self.tools),
             "tool_choice": self._tool_choice(),
             "response_format": self._response_format(),
             "chat_template_kwargs": kwargs or None,
@@ -153,7 +156,15 @@ class ChatRequest(CompletionFields):
         return self.response_format.model_dump(by_alias=True, exclude_none=True)
 
 
-def tool_dict(tool: ToolField) -> dict[str, Any]:
+def tools_of(tools: Sequence[ToolField] | None) -> tuple[Tool, ...]:
+    """The tools of a call; 400 for what is none."""
+    try:
+        return as_tools([_tool_dict(tool) for tool in tools or ()])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ApiError(400, str(error), param="tools") from error
+
+
+def _tool_dict(tool: ToolField) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.function.name, "description": tool.function.description or ""}
     if tool.function.parameters is not None:
         function["parameters"] = tool.function.parameters

@@ -20,6 +20,16 @@ class Echo:
     def __init__(self, text: str, token_ids: Sequence[int]) -> None:
         self.text, self.token_ids = text, token_ids
 
+    def offsets(self, texts: TokenTexts) -> list[int]:
+        """Where each token stands in the text; a token that was added in front of a text stands at its beginning."""
+        added = 0
+        for token_id in self.token_ids:
+            if self.text.startswith(texts.of(token_id)[0].rstrip("\ufffd")):
+                break
+            added += 1
+        reader = texts.reader(0)
+        return [0] * added + [reader.next(token_id) for token_id in self.token_ids[added:]]
+
 
 def completion_choice(
     reply: Reply, index: int, texts: TokenTexts | None, *, echo: Echo | None, token_ids: bool
@@ -29,9 +39,12 @@ def completion_choice(
     if texts is not None and reply.logprobs is not None:
         ids: list[int] = list(reply.token_ids)
         values: list[TokenLogprobs | None] = list(reply.logprobs)
+        reader = texts.reader(len(echo.text) if echo is not None else 0)
+        offsets = [reader.next(token_id) for token_id in ids]
         if echo is not None:
             ids, values = [*echo.token_ids, *ids], [*(reply.prompt_logprobs or ()), *values]
-        logprobs = completion_logprobs(values, ids, texts, offset=0)
+            offsets = [*echo.offsets(texts), *offsets]
+        logprobs = completion_logprobs(values, ids, texts, offsets)
     choice: dict[str, Any] = {
         "index": index,
         "text": (echo.text if echo is not None else "") + reply.text,
@@ -48,7 +61,7 @@ class CompletionChunks:
 
     def __init__(self, index: int, texts: TokenTexts | None, *, echo: Echo | None, token_ids: bool) -> None:
         self._index, self._texts, self._echo, self._token_ids = index, texts, echo, token_ids
-        self._offset = len(echo.text) if echo is not None else 0
+        self._offsets = texts.reader(len(echo.text) if echo is not None else 0) if texts is not None else None
 
     def first(self) -> dict[str, Any] | None:
         """The echo, where it was asked for."""
@@ -64,10 +77,10 @@ class CompletionChunks:
         if not wanted and not (self._token_ids and event.token_ids):
             return None
         choice = self._choice(event.text)
-        if self._texts is not None and logprobs:
+        if self._texts is not None and self._offsets is not None and logprobs:
             ids = [one.token_id for one in logprobs]
-            choice["logprobs"] = completion_logprobs(logprobs, ids, self._texts, offset=self._offset)
-            self._offset += sum(len(text) for text in choice["logprobs"]["tokens"])
+            offsets = [self._offsets.next(token_id) for token_id in ids]
+            choice["logprobs"] = completion_logprobs(logprobs, ids, self._texts, offsets)
         if self._token_ids:
             choice["token_ids"] = list(event.token_ids)
         return choice

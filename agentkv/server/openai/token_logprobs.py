@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,6 +26,27 @@ class TokenTexts:
         data = self._bytes(token_id)
         return data.decode("utf-8", errors="replace"), list(data)
 
+    def reader(self, offset: int) -> OffsetReader:
+        """For tokens whose text begins at `offset` characters."""
+        return OffsetReader(self._bytes, offset)
+
+
+class OffsetReader:
+    """Where each token's text stands in the text of all of them, in characters.
+
+    A token that holds but a part of a character stands where that character does.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], offset: int) -> None:
+        self._bytes, self._offset = token_bytes, offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def next(self, token_id: int) -> int:
+        """Of this token, which follows those given before."""
+        begins = self._offset
+        self._offset += len(self._decoder.decode(self._bytes(token_id)))
+        return begins
+
 
 def chat_logprobs(logprobs: Iterable[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
     """`choice.logprobs` of a chat completion."""
@@ -42,21 +64,18 @@ def chat_logprobs(logprobs: Iterable[TokenLogprobs], texts: TokenTexts) -> dict[
 
 
 def completion_logprobs(
-    logprobs: Sequence[TokenLogprobs | None], token_ids: Sequence[int], texts: TokenTexts, *, offset: int
+    logprobs: Sequence[TokenLogprobs | None], token_ids: Sequence[int], texts: TokenTexts, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """`choice.logprobs` of a plain completion, for tokens whose text begins at `offset` characters.
+    """`choice.logprobs` of a plain completion.
 
     A logprob is None for the first token of an echoed prompt. Tokens of one text in `top_logprobs` are one there, as
     OpenAI's shape has it: the likelier.
     """
     tokens: list[str] = []
-    offsets: list[int] = []
     tops: list[dict[str, float] | None] = []
     for token_id, one in zip(token_ids, logprobs, strict=True):
         text = texts.of(token_id)[0]
         tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
         if one is None:
             tops.append(None)
             continue
@@ -69,7 +88,7 @@ def completion_logprobs(
         "tokens": tokens,
         "token_logprobs": [None if one is None else _finite(one.logprob) for one in logprobs],
         "top_logprobs": tops,
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 

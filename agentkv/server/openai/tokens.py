@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
+from agentkv.tools import Tool
+
 from ..errors import ApiError
-from .chat_request import Message, ToolField, tool_dict
+from .chat_request import Message, ToolField, tools_of
 from .fields import TokenIds
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
@@ -23,13 +25,13 @@ class TokenizeRequest(BaseModel):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[ToolField] | None = None
 
-    def asked(self) -> tuple[Any, list[dict[str, Any]]]:
+    def asked(self) -> tuple[Any, tuple[Tool, ...]]:
         """The prompt and the tools; raises 400 where there is no prompt, or two."""
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if self.messages is not None:
-            return self.messages, [tool_dict(tool) for tool in self.tools or ()]
-        return self.prompt, []
+            return self.messages, tools_of(self.tools)
+        return self.prompt, ()
 
 
 class DetokenizeRequest(BaseModel):
