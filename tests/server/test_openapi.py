@@ -1,0 +1,79 @@
+"""The server's own document, and what schemathesis makes of it: requests by the schemas, and against them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+
+from agentkv.server import create_app
+from support.servers import over_http, scripted_runtime
+
+EXAMPLES = 25
+
+
+async def test_the_document_names_every_path_and_no_status_that_is_never_sent() -> None:
+    async with scripted_runtime([]) as runtime:
+        document = create_app(runtime).openapi()
+    assert sorted(document["paths"]) == [
+        "/detokenize",
+        "/health",
+        "/tokenize",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/v1/models/{model}",
+    ]
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert "422" not in operation["responses"]
+            assert operation["summary"]
+    chat = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert set(chat["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+async def test_no_request_by_the_document_or_against_it_is_a_fault_of_the_server() -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="install the extra server-test: schemathesis asks here")
+    async with scripted_runtime(lambda asked: "Yes.", context_limit=256, num_pages=400) as runtime:
+        document = create_app(runtime).openapi()
+        async with over_http(runtime) as client:
+            schema = schemathesis.openapi.from_dict(document)
+            await asyncio.to_thread(_ask_all, schemathesis, schema, str(client.base_url))
+            assert (await client.get("/health")).status_code == 200
+
+
+def _ask_all(schemathesis: Any, schema: Any, address: str) -> None:
+    from schemathesis import checks
+    from schemathesis.generation import GenerationMode
+    from schemathesis.specs.openapi import checks as of_documents
+
+    wanted = [
+        checks.not_a_server_error,
+        of_documents.status_code_conformance,
+        of_documents.content_type_conformance,
+        of_documents.response_schema_conformance,
+    ]
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            requests = operation.as_strategy(generation_mode=mode)
+
+            @settings(
+                max_examples=EXAMPLES, derandomize=True, deadline=None, database=None,
+                suppress_health_check=list(HealthCheck),
+            )  # fmt: skip
+            @given(case=requests)
+            def asked(case: Any) -> None:
+                response = case.call(base_url=address, timeout=60)
+                case.validate_response(response, checks=wanted)
+                if response.status_code >= 400:
+                    error = response.json()["error"]
+                    assert set(error) == {"message", "type", "param", "code"}
+
+            # A path without parameters has no wrong ones.
+            with suppress(*([Unsatisfiable] if mode is GenerationMode.NEGATIVE else [])):
+                asked()
