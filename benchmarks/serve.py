@@ -1,0 +1,346 @@
+"""What HTTP costs over the in-process calls, and whether anything leaks where many clients come and go.
+
+    python benchmarks/serve.py                   # 64 clients for two minutes
+    python benchmarks/serve.py --seconds 10 --json serve.json
+
+Cost: the same request, one after another, by `Runtime.stream` and by a plain HTTP/1.1 client on a kept connection to
+`agentkv serve`'s application, turn about in one run; medians of the differences. The model is a scripted one of two
+layers, whose own time is in both sides and so in neither difference. The client reads bytes and parses nothing, since
+what a client spends is not the server's. Expected: at most 1 ms a request and 50 us a streamed token.
+Crowd: each client asks over HTTP, one request after another, streamed or whole, and in about a third of them leaves
+at a random moment. Expected: books that balance, and as many tasks, open files and bytes of memory as after the
+warm-up, in which the same is done for a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import random
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+from rich.console import Console
+from rich.table import Table
+
+from agentkv import Runtime
+from agentkv.server import ServerConfig, create_app
+from agentkv.server.listen import Server, bound_socket
+from agentkv.testing import scripted
+
+CLIENTS = 64
+SHORT, LONG = 1, 129
+"""Tokens of an answer: what the second costs more than the first is the cost of the tokens between."""
+LEAVES = 0.35
+MESSAGES = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Count."}]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Medians, in seconds, of one side."""
+
+    request: float
+    """A request that is answered whole, with one token."""
+    streamed: float
+    """A streamed one with one token."""
+    token: float
+    """Each further token of a streamed one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the process holds once nobody asks."""
+
+    tasks: int
+    files: int
+    resident: int
+    """Bytes."""
+
+
+@dataclass(slots=True)
+class Crowd:
+    """What the clients saw."""
+
+    whole: int = 0
+    streamed: int = 0
+    left: int = 0
+    wrong: int = 0
+    """Answers that were neither whole nor left."""
+    ttft: list[float] = field(default_factory=list)
+    itl: list[float] = field(default_factory=list)
+
+
+class Connection:
+    """One kept HTTP/1.1 connection. Reads what the server sends, and looks for no more than its end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def to(cls, port: int) -> Connection:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(reader, writer)
+
+    async def parts(self, body: bytes) -> AsyncIterator[bytes]:
+        """Send a chat request; the answer's body in one part, or in the chunks that it comes in."""
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        got = await self._reader.readuntil(b"\r\n\r\n")
+        if not got.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the server answered {got[:80]!r}")
+        fields = dict(line.lower().split(b": ", 1) for line in got.split(b"\r\n")[1:] if line)
+        if b"content-length" in fields:
+            yield await self._reader.readexactly(int(fields[b"content-length"]))
+            return
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            yield (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readexactly(2)
+
+    def close(self) -> None:
+        """At once, read or not."""
+        self._writer.close()
+
+
+def request(tokens: int, *, stream: bool, **more: Any) -> bytes:
+    """A chat request for exactly so many tokens."""
+    body = {"model": "scripted", "messages": MESSAGES, "max_tokens": tokens, "temperature": 0, "stream": stream}
+    return json.dumps(body | more).encode()
+
+
+@asynccontextmanager
+async def served(runtime: Runtime) -> AsyncIterator[int]:
+    """The port of a server on this loop."""
+    config = ServerConfig(port=0)
+    server = Server(create_app(runtime, config), config)
+    with bound_socket(config) as listening:
+        answering = asyncio.create_task(server.answer(listening))
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await answering
+
+
+# -- cost --
+
+
+async def in_process(runtime: Runtime, tokens: int, *, stream: bool) -> float:
+    """Seconds of one call."""
+    begun = time.perf_counter()
+    if stream:
+        async with runtime.stream(MESSAGES, max_tokens=tokens) as events:
+            async for _ in events:
+                pass
+    else:
+        await runtime.generate(MESSAGES, max_tokens=tokens)
+    return time.perf_counter() - begun
+
+
+async def over_http(connection: Connection, body: bytes) -> float:
+    """Seconds of one request."""
+    begun = time.perf_counter()
+    async for _ in connection.parts(body):
+        pass
+    return time.perf_counter() - begun
+
+
+async def costs(rounds: int) -> dict[str, Cost]:
+    """Both sides in one run, turn about; every prompt is cached after the first."""
+    cases = {"request": (SHORT, False), "streamed": (SHORT, True), "long": (LONG, True)}
+    bodies = {case: request(tokens, stream=stream) for case, (tokens, stream) in cases.items()}
+    seconds: dict[str, dict[str, list[float]]] = {way: {case: [] for case in cases} for way in ("in process", "HTTP")}
+    async with Runtime(scripted(lambda asked: "word " * LONG), num_pages=512) as runtime, served(runtime) as port:
+        connection = await Connection.to(port)
+        for done in range(rounds + 3):
+            for case, (tokens, stream) in cases.items():
+                inside = await in_process(runtime, tokens, stream=stream)
+                outside = await over_http(connection, bodies[case])
+                if done >= 3:  # The first ones load and compile.
+                    seconds["in process"][case].append(inside)
+                    seconds["HTTP"][case].append(outside)
+        connection.close()
+        runtime.check()
+    return {way: _cost(by_case) for way, by_case in seconds.items()}
+
+
+def _cost(by_case: dict[str, list[float]]) -> Cost:
+    further = [long - short for long, short in zip(by_case["long"], by_case["streamed"], strict=True)]
+    return Cost(
+        statistics.median(by_case["request"]),
+        statistics.median(by_case["streamed"]),
+        statistics.median(further) / (LONG - SHORT),
+    )
+
+
+# -- crowd --
+
+
+async def crowd(port: int, seconds: float, seed: int) -> Crowd:
+    """64 clients at once, until the time is over; then each ends what it is at."""
+    seen, end = Crowd(), time.perf_counter() + seconds
+    await asyncio.gather(*(_client(port, end, random.Random(f"{seed}/{index}"), seen) for index in range(CLIENTS)))
+    return seen
+
+
+async def _client(port: int, end: float, draw: random.Random, seen: Crowd) -> None:
+    connection = await Connection.to(port)
+    while time.perf_counter() < end:
+        stream, leaves = draw.random() < 0.7, draw.random() < LEAVES
+        messages = [*MESSAGES, {"role": "user", "content": f"From {draw.randrange(200)} on."}]
+        body = request(draw.randint(4, 48), stream=stream, messages=messages)
+        asking = asyncio.ensure_future(_ask(connection, body, stream, seen))
+        if leaves:
+            await asyncio.wait([asking], timeout=draw.uniform(0.0, 0.5))
+        else:
+            await asyncio.wait([asking])
+        if not asking.done():
+            asking.cancel()
+            await asyncio.wait([asking])
+            seen.left += 1
+            connection.close()
+            connection = await Connection.to(port)
+        elif asking.exception() is not None:
+            seen.wrong += 1
+            connection.close()
+            connection = await Connection.to(port)
+    connection.close()
+
+
+async def _ask(connection: Connection, body: bytes, stream: bool, seen: Crowd) -> None:
+    before, first, last = time.perf_counter(), True, b""
+    async for part in connection.parts(body):
+        now = time.perf_counter()
+        # The first chunk says who speaks; the first token is in the second.
+        if stream and b'"content":""' not in part and part != b"data: [DONE]\n\n" and b'"delta":{}' not in part:
+            (seen.ttft if first else seen.itl).append(now - before)
+            before, first = now, False
+        last = part
+    if stream:
+        assert last == b"data: [DONE]\n\n", f"a stream ended with {last!r}"
+        seen.streamed += 1
+    else:
+        assert json.loads(last)["usage"]["completion_tokens"]
+        seen.whole += 1
+
+
+async def held(runtime: Runtime) -> Held:
+    """After all that was asked has ended: until then the report's running and waiting are not 0."""
+    async with asyncio.timeout(30):
+        while (figures := runtime.report().to_dict())["running"] or figures["waiting"]:
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)  # uvicorn sees closed connections at the loop's next rounds.
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    files = len(os.listdir("/proc/self/fd"))
+    return Held(len(asyncio.all_tasks()), files, pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+async def crowds(seconds: float) -> tuple[Crowd, Held, Held]:
+    """What the clients saw, and what was held before and after; the pool is small enough to evict all the while."""
+    async with (
+        Runtime(scripted(lambda asked: "word " * LONG), num_pages=1024, max_num_seqs=CLIENTS) as runtime,
+        served(runtime) as port,
+    ):
+        await crowd(port, max(2.0, seconds / 10), seed=0)
+        before = await held(runtime)
+        seen = await crowd(port, seconds, seed=1)
+        after = await held(runtime)
+        runtime.check()
+    return seen, before, after
+
+
+# -- tables --
+
+
+def quantiles(values: Sequence[float]) -> tuple[float, float]:
+    """p50 and p95."""
+    if len(values) < 2:
+        return (values[0], values[0]) if values else (float("nan"), float("nan"))
+    cuts = statistics.quantiles(values, n=20)
+    return statistics.median(values), cuts[18]
+
+
+def cost_table(cost: dict[str, Cost]) -> Table:
+    inside, outside = cost["in process"], cost["HTTP"]
+    table = Table("median", "in process", "HTTP", "HTTP costs", "expected", title="One client, a model of two layers")
+    rows = (
+        ("a whole request of 1 token", inside.request, outside.request, 1e3, "ms", "<= 1 ms"),
+        ("a streamed request of 1 token", inside.streamed, outside.streamed, 1e3, "ms", "<= 1 ms"),
+        ("each further streamed token", inside.token, outside.token, 1e6, "us", "<= 50 us"),
+    )
+    for name, one, other, scale, unit, expected in rows:
+        table.add_row(
+            name, f"{one * scale:.2f} {unit}", f"{other * scale:.2f} {unit}", f"{(other - one) * scale:+.2f} {unit}",
+            expected,
+        )  # fmt: skip
+    return table
+
+
+def crowd_table(seconds: float, seen: Crowd, before: Held, after: Held) -> Table:
+    table = Table("", "p50 or before", "p95 or after", title=f"{CLIENTS} clients for {seconds:g} s")
+    for name, values in (("time to the first token", seen.ttft), ("time between tokens", seen.itl)):
+        p50, p95 = quantiles(values)
+        table.add_row(name, f"{p50 * 1e3:.1f} ms", f"{p95 * 1e3:.1f} ms")
+    table.add_row("tasks", str(before.tasks), str(after.tasks))
+    table.add_row("open files", str(before.files), str(after.files))
+    table.add_row("resident memory", f"{before.resident / 2**20:.1f} MiB", f"{after.resident / 2**20:.1f} MiB")
+    table.add_section()
+    table.add_row("whole / streamed answers", str(seen.whole), str(seen.streamed))
+    table.add_row("left / wrong", str(seen.left), str(seen.wrong))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long the clients come and go")
+    parser.add_argument("--rounds", type=int, default=60, help="requests of each kind and side")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
+    args = parser.parse_args()
+    console = Console()
+    cost = asyncio.run(costs(args.rounds))
+    console.print(cost_table(cost))
+    seen, before, after = asyncio.run(crowds(args.seconds))
+    console.print(crowd_table(args.seconds, seen, before, after))
+    console.print(describe_machine(), style="dim")
+    grown = after.resident - before.resident
+    leaks = [
+        text
+        for text, is_so in (
+            (f"{after.tasks - before.tasks} tasks", after.tasks > before.tasks),
+            (f"{after.files - before.files} open files", after.files > before.files),
+            (f"{grown / 2**20:.0f} MiB", grown > 32 * 2**20),
+            (f"{seen.wrong} wrong answers", seen.wrong > 0),
+        )
+        if is_so
+    ]
+    if args.json:
+        figures = {
+            "machine": describe_machine(),
+            "cost": {way: asdict(each) for way, each in cost.items()},
+            "crowd": {
+                "clients": CLIENTS, "seconds": args.seconds, "whole": seen.whole, "streamed": seen.streamed,
+                "left": seen.left, "wrong": seen.wrong, "ttft": quantiles(seen.ttft), "itl": quantiles(seen.itl),
+            },
+            "before": asdict(before), "after": asdict(after),
+        }  # fmt: skip
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if leaks:
+        raise SystemExit(f"more than before: {', '.join(leaks)}")
+
+
+if __name__ == "__main__":
+    main()
