@@ -72,8 +72,11 @@ async def test_clients_that_leave_take_their_calls_with_them(door: Any, leave: A
             await asyncio.gather(*(leave(client, number) for number in range(25)))
         await until(lambda: inside(runtime) == 0)
         idle_and_sound(runtime)
+        written = sum(row["output_tokens"] for row in runtime.report().to_dict()["by_name"].values())
         served = await ask(client, messages=HI)
         assert served["choices"][0]["message"]["content"].split() == LONG.split()
+        # A hundred answers that nobody stopped would have been written to their end.
+        assert written < 25 * served["usage"]["completion_tokens"]
 
 
 async def test_in_process_nothing_is_left_when_leaving_returns() -> None:
