@@ -27,6 +27,7 @@ from agentkv.worker import Worker
 
 from .admission import Gate, Rate, RateLimits
 from .config import RuntimeConfig, read_template
+from .given import first_messages
 from .opened import Opened
 from .opening import end, open_after
 from .prompt import Prompt, is_messages
@@ -366,7 +367,7 @@ class Runtime:
         """A conversation that keeps the exact ids of what was said, forks and goes back; nothing is computed yet.
 
         system      the system text; or the first of `messages`
-        messages    what was said before, in OpenAI's shape
+        messages    what was said before, in OpenAI's shape, as `Session.messages` gives it
         tools       typed functions, coroutine functions, methods, partials, Tool, or OpenAI's dicts
         tool_choice "auto", "none", "required" or a tool's name, by default for each call
         history     "exact": what the model saw and wrote stays the beginning of every next prompt; "template": where
@@ -374,17 +375,15 @@ class Runtime:
         cache       False neither reads nor feeds the cache, for comparisons
         sampling    defaults of this session's calls
         """
-        given = list(messages)
-        if system is not None:
-            if not isinstance(system, str):
-                raise TypeError(f"system must be a str or None, got {type(system).__name__}")
-            given.insert(0, {"role": "system", "content": system})
+        if self._closed:
+            raise RuntimeClosed("this Runtime is closed; open a new one")
         model = self._opened.name if self._opened is not None else "this model"
+        given = first_messages(system, messages, model=model)
         options = CallOptions.given(
             cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
             chat_template_kwargs=chat_template_kwargs, sampling=sampling,
         )  # fmt: skip
-        session = Session(self, messages=normalise(given, model=model), options=options, history=history)
+        session = Session(self, messages=given, options=options, history=history)
         self.session_opened()
         return session
 

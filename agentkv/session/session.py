@@ -172,7 +172,7 @@ class Session:
         self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
     ) -> CallStream:
         """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
-        hold = Hold(self._state, self._messages_of(content))
+        hold = Hold(self._state, self._question(content))
         options = self._call_options(tool_choice, sampling)
 
         def keep(answered: Answered) -> None:
@@ -209,7 +209,7 @@ class Session:
     ) -> RunStream:
         """As `run`, as a stream of events, the results of the tools among them."""
         options = self._call_options(tool_choice, sampling)
-        run = SessionRun(self._state, self._messages_of(task), options, self._turn, self._count_errors)
+        run = SessionRun(self._state, self._question(task), options, self._turn, self._count_errors)
         forced = options.tool_choice if options.tool_choice not in ("auto", "none") else None
         return RunStream(run, max_turns=max_turns, tool_choice=forced, timeout=timeout)
 
@@ -238,7 +238,7 @@ class Session:
     def append(self, *messages: Content) -> None:
         """Add messages without asking; a str is the user's. They are computed with the next call."""
         new = [one for message in messages for one in self._messages_of(message)]
-        self._state.edit(lambda conversation: conversation.then(*new))
+        self._state.edit(lambda conversation: conversation.asked(*new))
 
     def mark(self) -> Mark:
         """This place. O(1)."""
@@ -336,6 +336,14 @@ class Session:
             answer=answer,
         )
         return prompt.token_ids
+
+    def _question(self, content: Content) -> tuple[Message, ...]:
+        """What is asked; ValueError for an empty list, by which nobody means to go on from what is there."""
+        if isinstance(content, Sequence) and not isinstance(content, str) and not content:
+            raise ValueError(
+                "the content is an empty list: give a text or messages, or None to go on from what is there"
+            )
+        return self._messages_of(content)
 
     def _messages_of(self, content: Content) -> tuple[Message, ...]:
         if content is None:
