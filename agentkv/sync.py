@@ -28,7 +28,7 @@ from agentkv.report import Report, SessionReport
 from agentkv.runtime import Rate
 from agentkv.runtime import Runtime as AsyncRuntime
 from agentkv.runtime.prompt import Prompt
-from agentkv.session import Content, Mark, Run, RunStream
+from agentkv.session import Content, Mark, Run, RunStream, with_advice
 from agentkv.session import Session as AsyncSession
 from agentkv.streams import Stream as AsyncStream
 from agentkv.tools import Tool
@@ -241,6 +241,7 @@ class Session:
 class Runtime:
     """As `agentkv.Runtime`, with the same options."""
 
+    @with_advice
     def __init__(
         self,
         model: Any,

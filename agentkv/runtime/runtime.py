@@ -20,7 +20,7 @@ from agentkv.errors import NotStarted, RuntimeClosed
 from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Moment, Report
-from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session
+from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session, with_advice
 from agentkv.streams import CallStream, Mailbox, Submitted, await_result
 from agentkv.tools import as_tools
 from agentkv.worker import Worker
@@ -48,6 +48,7 @@ class Runtime:
     model runs on one thread of its own.
     """
 
+    @with_advice
     def __init__(
         self,
         model: Any,
@@ -315,7 +316,7 @@ class Runtime:
         """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
         options = CallOptions.given(
             n=n, cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
-            chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+            chat_template_kwargs=chat_template_kwargs, sampling=sampling, own=("timeout",),
         )  # fmt: skip
         if n > self._config.max_num_seqs:
             raise ValueError(f"n={n} answers start together, and max_num_seqs is {self._config.max_num_seqs}")
@@ -381,7 +382,7 @@ class Runtime:
         given = first_messages(system, messages, model=model)
         options = CallOptions.given(
             cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
-            chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+            chat_template_kwargs=chat_template_kwargs, sampling=sampling, own=("system", "messages", "history"),
         )  # fmt: skip
         session = Session(self, messages=given, options=options, history=history)
         self.session_opened()

@@ -1,6 +1,7 @@
 """Conversations that fork, go back, run tools, and keep the exact tokens of what was said."""
 
 from .host import Host, Question, Served
+from .keywords import with_advice
 from .options import CallOptions, with_max_tokens
 from .produced import ProducedTexts, ProducedTurns
 from .run import Run, RunStream
@@ -23,5 +24,6 @@ __all__ = [
     "RunStream",
     "Served",
     "Session",
+    "with_advice",
     "with_max_tokens",
 ]

@@ -11,6 +11,7 @@ from agentkv.sampling_params import SamplingParams
 from agentkv.tools import Tool, as_tools
 
 from .host import Served
+from .keywords import refuse_unknown
 
 __all__ = ["CallOptions", "check_tool_choice", "with_max_tokens"]
 
@@ -56,9 +57,11 @@ class CallOptions:
         tools: Sequence[Any],
         chat_template_kwargs: Mapping[str, Any] | None,
         sampling: Mapping[str, Any],
+        own: Sequence[str] = (),
         **others: Any,
     ) -> Self:
-        """From the arguments of a call as users give them."""
+        """From the arguments of a call as users give them. own: further keywords of this call, for advice."""
+        refuse_unknown(sampling, (*others, "tags", "tools", "chat_template_kwargs", *own))
         # A str would become a tag for each letter.
         if isinstance(tags, str):
             raise TypeError(f"tags must be a list of str, got {tags!r}")

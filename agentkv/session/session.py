@@ -19,6 +19,7 @@ from agentkv.usage import Usage
 
 from .holds import Hold, SessionRun
 from .host import Host
+from .keywords import refuse_unknown
 from .marks import Mark
 from .options import CallOptions, check_tool_choice
 from .run import Run, RunStream
@@ -173,7 +174,7 @@ class Session:
     ) -> CallStream:
         """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
         hold = Hold(self._state, self._question(content))
-        options = self._call_options(tool_choice, sampling)
+        options = self._call_options(tool_choice, sampling, ())
 
         def keep(answered: Answered) -> None:
             self._state.keep(answered.conversation)
@@ -208,7 +209,7 @@ class Session:
         **sampling: Any,
     ) -> RunStream:
         """As `run`, as a stream of events, the results of the tools among them."""
-        options = self._call_options(tool_choice, sampling)
+        options = self._call_options(tool_choice, sampling, ("max_turns",))
         run = SessionRun(self._state, self._question(task), options, self._turn, self._count_errors)
         forced = options.tool_choice if options.tool_choice not in ("auto", "none") else None
         return RunStream(run, max_turns=max_turns, tool_choice=forced, timeout=timeout)
@@ -364,7 +365,8 @@ class Session:
             model = "this model"
         return without_implicit(normalise(messages, model=model))
 
-    def _call_options(self, tool_choice: str | None, sampling: dict[str, Any]) -> CallOptions:
+    def _call_options(self, tool_choice: str | None, sampling: dict[str, Any], own: tuple[str, ...]) -> CallOptions:
+        refuse_unknown(sampling, (*own, "timeout", "tool_choice"))
         options = self._options
         if tool_choice is not None:
             check_tool_choice(tool_choice, options.tools)
