@@ -1,12 +1,25 @@
-"""What a session is given to begin with."""
+"""What a session is given to begin with, and a report to begin at."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from agentkv.chat import Message, normalise, without_implicit
+from agentkv.report import Report, ServedBy
 
-__all__ = ["first_messages"]
+__all__ = ["check_since", "first_messages"]
+
+
+def check_since(since: object, served_by: ServedBy) -> None:
+    """TypeError for what is no report, ValueError for that of another runtime."""
+    if since is None:
+        return
+    if not isinstance(since, Report):
+        raise TypeError(f"since must be an earlier report of this Runtime, got {type(since).__name__}")
+    if since.served_by is not served_by:
+        raise ValueError(
+            f"since must be an earlier report of this Runtime; it is one of another, {since.served_by.model}"
+        )
 
 
 def first_messages(system: object, messages: Iterable[object], *, model: str) -> tuple[Message, ...]:

@@ -27,7 +27,8 @@ from agentkv.worker import Worker
 
 from .admission import Gate, Rate, RateLimits
 from .config import RuntimeConfig, read_template
-from .given import first_messages
+from .given import check_since, first_messages
+from .handle import RuntimeHandle
 from .opened import Opened
 from .opening import end, open_after
 from .prompt import Prompt, is_messages
@@ -38,7 +39,7 @@ _INLINE_LENGTH = 2_000
 """Up to so many characters or ids a prompt is encoded on the event loop, which costs less than a change of thread."""
 
 
-class Runtime:
+class Runtime(RuntimeHandle):
     """Runs one Hugging Face model in this process; every prompt prefix that is resident is computed once.
 
         async with agentkv.Runtime("smollm2-135m") as runtime:
@@ -233,12 +234,7 @@ class Runtime:
         Raises TypeError for a `since` that is no report, ValueError for one of another Runtime.
         """
         opened, served_by = self._ready(), self._ready().served_by
-        if since is not None and not isinstance(since, Report):
-            raise TypeError(f"since must be an earlier report of this Runtime, got {type(since).__name__}")
-        if since is not None and since.served_by is not served_by:
-            raise ValueError(
-                f"since must be an earlier report of this Runtime; it is one of another, {since.served_by.model}"
-            )
+        check_since(since, served_by)
         snapshot = self._serving().snapshot
         assert snapshot is not None, "a started engine has a snapshot"
         calls = opened.tool_calls.counts

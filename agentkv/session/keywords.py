@@ -11,11 +11,11 @@ from typing import ParamSpec
 
 from agentkv.sampling_params import SamplingParams
 
-__all__ = ["refuse_unknown", "with_advice"]
+__all__ = ["OF_SESSIONS", "SAMPLING", "refuse_unknown", "with_advice"]
 
 _P = ParamSpec("_P")
 
-_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+SAMPLING = tuple(field.name for field in fields(SamplingParams))
 
 _OTHER_NAMES = {
     "max_completion_tokens": "it is max_tokens here",
@@ -35,10 +35,10 @@ _OTHER_NAMES = {
 }
 """As other libraries call it."""
 
-_OF_SESSIONS = ("system", "tools", "name", "tags", "history", "cache", "cache_salt", "chat_template_kwargs")
+OF_SESSIONS = ("system", "tools", "name", "tags", "history", "cache", "cache_salt", "chat_template_kwargs")
 
 _ELSEWHERE = {
-    **{name: f"{name} goes to runtime.session({name}=...), for all of its calls" for name in _OF_SESSIONS},
+    **{name: f"{name} goes to runtime.session({name}=...), for all of its calls" for name in OF_SESSIONS},
     "messages": "they are the prompt of generate(messages), and what runtime.session(messages=...) goes on from",
     "n": "a session has one answer at a time: session.fork(n) gives n sessions that answer side by side, "
     "runtime.generate(..., n=...) n answers",
@@ -50,7 +50,7 @@ _ELSEWHERE = {
 
 def refuse_unknown(given: Iterable[str], own: Sequence[str], *, what: str = "keyword") -> None:
     """TypeError for keywords that are neither the call's own nor sampling parameters, with advice for each."""
-    known = (*own, *_SAMPLING)
+    known = (*own, *SAMPLING)
     unknown = [name for name in given if name not in known]
     if unknown:
         raise TypeError("; ".join(f"unknown {what} {name!r}: {_advice(name, known)}" for name in unknown))
@@ -71,7 +71,7 @@ def with_advice(init: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def _of_constructor(name: str, own: Collection[str]) -> str:
-    if name in _SAMPLING:
+    if name in SAMPLING:
         return (
             f"{name} goes to the call, as generate(..., {name}=...), or to runtime.session({name}=...) for all of its"
         )

@@ -41,7 +41,9 @@ class CallOptions:
                 raise TypeError(f"{option} must be a str or None, got {value!r}")
         if not all(isinstance(tag, str) for tag in self.tags):
             raise TypeError(f"tags must be a list of str, got {self.tags!r}")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+        if isinstance(self.n, bool) or not isinstance(self.n, int):
+            raise TypeError(f"n must be an int of at least 1, got {self.n!r}")
+        if self.n < 1:
             raise ValueError(f"n must be an int of at least 1, got {self.n!r}")
         if self.n > 1 and self.params.greedy:
             raise ValueError("n > 1 with temperature 0 would give n equal answers; set a temperature, or n=1")

@@ -17,6 +17,7 @@ from agentkv.tool_calls import ToolCallCounts
 from agentkv.tools import Tool
 from agentkv.usage import Usage
 
+from .handle import SessionHandle
 from .holds import Hold, SessionRun
 from .host import Host
 from .keywords import refuse_unknown
@@ -34,7 +35,7 @@ Content = str | Sequence[Any] | Mapping[str, Any] | None
 """Text, a list of text parts, a message, a list of messages, or None: go on from what is there."""
 
 
-class Session:
+class Session(SessionHandle):
     """Made by `Runtime.session`. Holds messages and the exact token ids of what was said, and no pages.
 
     One call at a time; forks answer side by side. What only edits the conversation is a plain call and costs
@@ -82,7 +83,10 @@ class Session:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation in OpenAI's shape. What the template adds by itself stands there too, as "implicit"."""
+        """A copy of the conversation, in OpenAI's shape, that JSON can store; changing it changes nothing here.
+
+        What the template adds by itself stands there too, as "implicit".
+        """
         return to_openai(self._visible())
 
     @property
@@ -271,7 +275,9 @@ class Session:
         """
         if n is None:
             return self._fork()
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"fork takes how many, an int of at least 1, got {n!r}")
+        if n < 1:
             raise ValueError(f"fork takes how many, an int of at least 1, got {n!r}")
         return [self._fork() for _ in range(n)]
 
@@ -310,6 +316,11 @@ class Session:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        state = vars(self).get("_state")
+        name = vars(self).get("_options", CallOptions()).name
+        return f"<Session{'' if name is None else f' {name!r}'}: {'not made' if state is None else state.described}>"
 
     # -- inside -------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ),
     ([1], {"max_tokens": 0}, ValueError, "max_tokens must be an int of at least 1"),
     ([1], {"temprature": 1.0}, TypeError, "unknown keyword 'temprature': did you mean temperature"),
+    ([1], {"n": "2"}, TypeError, "n must be an int of at least 1"),
     ([1], {"n": 0}, ValueError, "n must be an int of at least 1"),
     ([1], {"n": 2}, ValueError, "n > 1 with temperature 0 would give n equal answers"),
     ([1], {"n": 65, "temperature": 1.0}, ValueError, "n=65 answers start together, and max_num_seqs is 64"),

@@ -50,6 +50,12 @@ async def test_each_call_knows_its_own_keywords() -> None:
         runtime.session(timeout=5)
 
 
+@pytest.mark.parametrize("max_turns", ["3", 2.0, True])
+def test_a_number_of_turns_is_an_int(max_turns: Any) -> None:
+    with pytest.raises(TypeError, match="max_turns must be an int of at least 1"):
+        Runtime(scripted([])).session().run_stream("Hi", max_turns=max_turns)
+
+
 @pytest.mark.parametrize("kind", [Runtime, agentkv.sync.Runtime])
 def test_a_runtime_says_what_was_meant_by_an_unknown_option(kind: Any) -> None:
     with pytest.raises(TypeError, match="unknown option 'memry': did you mean memory"):
