@@ -14,7 +14,7 @@ once nothing of it runs any more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -226,11 +226,11 @@ class Session(SessionHandle):
             return Session(self._loop, self._session.fork())
         return [Session(self._loop, fork) for fork in self._session.fork(n)]
 
-    def deny(self, tool: str | Tool, reason: str) -> None:
+    def deny(self, tool: str | Tool | Callable[..., Any], reason: str) -> None:
         """Answer this tool's calls with the reason instead of running it."""
         self._session.deny(tool, reason)
 
-    def allow(self, tool: str | Tool) -> None:
+    def allow(self, tool: str | Tool | Callable[..., Any]) -> None:
         """Run a denied tool again."""
         self._session.allow(tool)
 

@@ -15,7 +15,7 @@ from agentkv.policies import Policy, make_policy
 
 from .admission import Rate
 
-__all__ = ["RuntimeConfig", "parse_bytes", "read_template"]
+__all__ = ["RuntimeConfig", "check_template", "parse_bytes", "read_template"]
 
 _MAX_THREADS = 1024
 
@@ -87,7 +87,7 @@ class RuntimeConfig:
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be a str or None, got {value!r}")
         if self.chat_template is not None:
-            _check_template(self.chat_template)
+            check_template("chat_template", self.chat_template)
         for name in ("trust_remote_code", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -141,12 +141,12 @@ def read_template(path: Path) -> str:
         raise ConfigError(f"chat_template: {path} is no text in UTF-8 ({error})") from error
 
 
-def _check_template(text: str) -> None:
-    """A text without a tag is the same for every conversation: somebody meant the file of that name."""
+def check_template(name: str, text: str) -> None:
+    """ConfigError for a text without a tag, which is the same for every conversation: a file's name was meant."""
     if "{{" not in text and "{%" not in text:
         raise ConfigError(
-            f"chat_template={text[:60]!r} holds neither {{{{ nor {{%, so it would say nothing of a conversation. "
-            f"A str is the template's text; for a file give its Path: chat_template=pathlib.Path(...)"
+            f"{name}={text[:60]!r} holds neither {{{{ nor {{%, so it would say nothing of a conversation. "
+            f"A str is the template's text; for a file give its Path: {name}=pathlib.Path(...)"
         )
 
 

@@ -296,14 +296,16 @@ class Session(SessionHandle):
     def _fork_name(self, number: int) -> str | None:
         return f"{self.name}/{number}" if self.name is not None else None
 
-    def deny(self, tool: str | Tool, reason: str) -> None:
+    def deny(self, tool: str | Tool | Callable[..., Any], reason: str) -> None:
         """Answer this tool's calls with the reason instead of running it. It stays in the prompt, which stays cached.
 
         O(1): no token changes.
         """
+        if not isinstance(reason, str):
+            raise TypeError(f"the reason is what the model reads instead of a result, a str; got {reason!r}")
         self._state.deny(self._tool_name(tool), reason)
 
-    def allow(self, tool: str | Tool) -> None:
+    def allow(self, tool: str | Tool | Callable[..., Any]) -> None:
         """Run a denied tool again."""
         self._state.deny(self._tool_name(tool), None)
 
@@ -437,7 +439,7 @@ class Session(SessionHandle):
             root = root._parent
         return root.name
 
-    def _tool_name(self, tool: str | Tool) -> str:
+    def _tool_name(self, tool: str | Tool | Callable[..., Any]) -> str:
         name = tool if isinstance(tool, str) else getattr(tool, "name", None) or getattr(tool, "__name__", None)
         if name not in self._tools:
             raise ValueError(f"no tool {name!r} here; the tools are {', '.join(self._tools) or 'none'}")

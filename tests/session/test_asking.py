@@ -84,3 +84,12 @@ async def test_a_closed_runtime_opens_no_session() -> None:
         pass
     with pytest.raises(RuntimeClosed, match="open a new one"):
         runtime.session()
+
+
+async def test_a_tool_is_denied_by_its_name_or_function_and_with_a_reason_in_words() -> None:
+    async with Runtime(scripted([Answer(calls=[("add", {"a": 1, "b": 2})]), "No."]), num_pages=64) as runtime:
+        session = runtime.session(tools=[add])
+        with pytest.raises(TypeError, match="a str; got 5"):
+            session.deny("add", 5)  # type: ignore[arg-type]
+        session.deny(add, "not today")
+        assert (await session.run("Add.")).tool_results[0].content == "Error: add may not be used: not today"
