@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from agentkv.cli.chat_commands import Conversations, Leave, run_command
+from agentkv.cli.chat_commands import COMMAND_WORDS, Conversations, Leave, run_command
 from agentkv.cli.chat_input import Lines
 from agentkv.cli.chat_template import require_chat_template
 from agentkv.cli.console import console, examples, named_as_options, progress_line
@@ -79,7 +79,7 @@ def chat(
 def _talk(runner: asyncio.Runner, conversations: Conversations, model: str) -> bool:
     """Until the last line. Returns whether a message of a pipe could not be answered."""
     out, failed = console(), False
-    with Lines() as lines:
+    with Lines(COMMAND_WORDS) as lines:
         if lines.from_terminal:
             out.print(f"{model}: /help for commands, Ctrl-C stops an answer, Ctrl-D leaves", style="dim", markup=False)
         for line in lines.read(lambda: conversations.here):
