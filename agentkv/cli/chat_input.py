@@ -65,7 +65,7 @@ class Lines:
             print(f"agentkv: the history is not kept: {error}", file=sys.stderr)
 
     def completed(self, word: str, state: int) -> str | None:
-        """What Tab makes of the first word of a line, as readline asks for it: the state-th of all, None behind them."""
+        """What Tab makes of a line's first word, as readline asks: the state-th of all, and None behind them."""
         if self._readline is not None and self._readline.get_begidx() > 0:
             return None
         fitting = [command for command in self._commands if word and command.startswith(word)]
