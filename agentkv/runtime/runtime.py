@@ -87,7 +87,8 @@ class Runtime(RuntimeHandle):
         adapter                 a LoRA folder or hub id, merged at load (needs peft)
         chat_template           a template's text, or the Path of a file, instead of the tokenizer's own
         dtype                   "auto": a model object keeps its own; else bf16 where the processor multiplies it,
-                                fp32 elsewhere. Or "float32", "bfloat16", "float16", or a torch dtype
+                                fp32 elsewhere. Or "float32", "bfloat16", "float16" ("fp32", "bf16", "fp16"), or a
+                                torch dtype
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
         threads                 torch's threads, which are the whole process's; None leaves them as they are
         context_limit           tokens of prompt and answer together; by default the model's own
