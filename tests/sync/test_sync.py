@@ -18,6 +18,7 @@ import agentkv
 import agentkv.sync
 from agentkv.errors import RuntimeClosed, SessionClosed
 from agentkv.testing import scripted
+from support.ctrl_c import heeding_ctrl_c
 
 OPTIONS = {"num_pages": 129, "strict": True}
 
@@ -215,7 +216,7 @@ def test_after_ctrl_c_nothing_of_the_call_runs_and_the_session_is_free() -> None
     call = '<tool_call>\n{"name": "interrupt", "arguments": {}}\n</tool_call>'
     with agentkv.sync.Runtime(scripted([call, "Well."]), **OPTIONS) as runtime:
         session = runtime.session(tools=[interrupt])
-        with pytest.raises(KeyboardInterrupt):
+        with heeding_ctrl_c(), pytest.raises(KeyboardInterrupt):
             session.run("Interrupt.")
         assert ended == [True]
         assert not session.busy
