@@ -100,7 +100,9 @@ def test_a_template_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
         Runtime("smollm2-135m", chat_template=path)
 
 
-@pytest.mark.parametrize("model", [None, 5, "", b"smollm2-135m", ["smollm2-135m"], object()], ids=repr)
+@pytest.mark.parametrize(
+    "model", [None, 5, "", b"smollm2-135m", ["smollm2-135m"], object()], ids=lambda model: type(model).__name__
+)
 def test_what_can_be_no_model_is_refused_at_once(model: Any) -> None:
     with pytest.raises(ConfigError, match=r"model is a built-in name, a folder, .* got "):
         Runtime(model)
