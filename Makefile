@@ -16,7 +16,7 @@ venv:  ## make .venv, or bring it up to date
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 	  echo "agentkv: there is no $(PYTHON) here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; \
 	  exit 1; }
-	@"$(PYTHON)" scripts/bootstrap.py $(if $(filter file,$(origin PYTHON)),,--python-chosen)
+	@"$(PYTHON)" scripts/bootstrap.py $(if $(filter file,$(origin PYTHON)),,--python-chosen) --goal "$(MAKECMDGOALS)"
 
 demo: venv  ## run the demo on a real model
 	@.venv/bin/agentkv demo

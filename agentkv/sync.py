@@ -14,7 +14,7 @@ once nothing of it runs any more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -27,8 +27,9 @@ from agentkv.reply import Reply
 from agentkv.report import Report, SessionReport
 from agentkv.runtime import Rate
 from agentkv.runtime import Runtime as AsyncRuntime
+from agentkv.runtime.handle import RuntimeHandle
 from agentkv.runtime.prompt import Prompt
-from agentkv.session import Content, Mark, Run, RunStream
+from agentkv.session import Content, Mark, Run, RunStream, SessionHandle, with_advice
 from agentkv.session import Session as AsyncSession
 from agentkv.streams import Stream as AsyncStream
 from agentkv.tools import Tool
@@ -43,6 +44,9 @@ class Stream:
     def __init__(self, loop: LoopThread, stream: AsyncStream) -> None:
         self._loop = loop
         self._stream = stream
+
+    def __repr__(self) -> str:
+        return f"<sync.Stream of {vars(self).get('_stream')!r}>"
 
     def __enter__(self) -> Self:
         self._loop.run(self._stream.__aenter__())
@@ -81,12 +85,15 @@ class Stream:
         self._loop.run(self._stream.cancel(keep=keep))
 
 
-class Session:
+class Session(SessionHandle):
     """As `agentkv.Session`, which says what each name does."""
 
     def __init__(self, loop: LoopThread, session: AsyncSession) -> None:
         self._loop = loop
         self._session = session
+
+    def __repr__(self) -> str:
+        return f"<sync.Session of {vars(self).get('_session')!r}>"
 
     @property
     def name(self) -> str | None:
@@ -219,11 +226,11 @@ class Session:
             return Session(self._loop, self._session.fork())
         return [Session(self._loop, fork) for fork in self._session.fork(n)]
 
-    def deny(self, tool: str | Tool, reason: str) -> None:
+    def deny(self, tool: str | Tool | Callable[..., Any], reason: str) -> None:
         """Answer this tool's calls with the reason instead of running it."""
         self._session.deny(tool, reason)
 
-    def allow(self, tool: str | Tool) -> None:
+    def allow(self, tool: str | Tool | Callable[..., Any]) -> None:
         """Run a denied tool again."""
         self._session.allow(tool)
 
@@ -238,9 +245,10 @@ class Session:
         self.close()
 
 
-class Runtime:
+class Runtime(RuntimeHandle):
     """As `agentkv.Runtime`, with the same options."""
 
+    @with_advice
     def __init__(
         self,
         model: Any,
@@ -279,6 +287,9 @@ class Runtime:
             policy=policy, seed=seed, listener=listener, strict=strict,
         )  # fmt: skip
         self._loop = LoopThread()
+
+    def __repr__(self) -> str:
+        return f"<sync.Runtime of {vars(self).get('_runtime')!r}>"
 
     def start(self) -> None:
         """Load the model."""

@@ -77,6 +77,15 @@ class Usage:
         """cached_tokens / prompt_tokens; None where there was no prompt."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
+    def __str__(self) -> str:
+        """On one line: 120 prompt tokens: 96 cached, 24 computed; 8 output tokens in 0.52 s, the first after 0.11 s"""
+        rerun = f", {self.rerun_tokens:,} run again" if self.rerun_tokens else ""
+        first = f", the first after {self.ttft:.2f} s" if self.ttft is not None else ""
+        return (
+            f"{self.prompt_tokens:,} prompt tokens: {self.cached_tokens:,} cached, {self.computed_tokens:,} computed"
+            f"{rerun}; {self.output_tokens:,} output tokens in {self.duration:.2f} s{first}"
+        )
+
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -49,6 +49,10 @@ class Machine:
 
     version: Tuple[int, ...] = tuple(sys.version_info[:3])
     python = sys.executable
+    goal = "test"
+    """What make was asked for, so that what is to be typed next can be said in full."""
+    silence = 15.0
+    """Seconds after which a log is told that a program is still at it."""
 
     def has_module(self, name: str) -> bool:
         return importlib.util.find_spec(name) is not None
@@ -57,10 +61,24 @@ class Machine:
         return shutil.disk_usage(folder).free // 2**20
 
     def run(self, argv: List[str]) -> Tuple[int, str]:
-        """Exit code and stderr. A terminal sees pip's progress bars; a log is spared them."""
+        """Exit code and stderr. A terminal sees pip's progress bars; a log gets a line every `silence` seconds."""
         shown = None if sys.stdout.isatty() else subprocess.DEVNULL
-        done = subprocess.run(argv, stdout=shown, stderr=subprocess.PIPE, universal_newlines=True)
-        return done.returncode, done.stderr
+        with subprocess.Popen(argv, stdout=shown, stderr=subprocess.PIPE, universal_newlines=True) as process:
+            seconds = 0.0
+            while True:
+                try:
+                    said = process.communicate(timeout=None if shown is None else self.silence)[1]
+                    return process.returncode, said
+                except subprocess.TimeoutExpired:
+                    seconds += self.silence
+                    self.still_running(argv, seconds)
+                except BaseException:
+                    process.kill()
+                    raise
+
+    def still_running(self, argv: List[str], seconds: float) -> None:
+        what = "pip install " + argv[-1] if "pip" in argv else os.path.basename(argv[0])
+        print("  ... {:.0f} s: {} is still running".format(seconds, what), flush=True)
 
     def torch_version(self) -> str:
         """Empty where this Python has no torch. Asks the metadata, which costs a few milliseconds."""
@@ -88,13 +106,16 @@ def main(argv: List[str], machine: Optional[Machine] = None) -> int:
         action="store_true",
         help="the user named this Python: an environment of another one is made anew",
     )
+    parser.add_argument("--goal", default="test", help="what make makes, for its name in what is said")
     options = parser.parse_args(argv)
     if os.path.realpath(sys.prefix) == os.path.realpath(os.path.join(options.root, ".venv")):
         # PYTHON is the very environment to be made, which somebody activated: the Python beneath makes it.
         beneath = str(getattr(sys, "_base_executable", sys.executable))
         os.execv(beneath, [beneath, os.path.abspath(__file__), *argv])
+    machine = machine or Machine()
+    machine.goal = options.goal or "test"
     try:
-        bring_up(machine or Machine(), options.root, options.torch.strip(), options.python_chosen)
+        bring_up(machine, options.root, options.torch.strip(), options.python_chosen)
     except Stop as stop:
         return say_and_fail(str(stop), 1)
     except KeyboardInterrupt:
@@ -162,7 +183,7 @@ def make_whole(machine: Machine, root: str, venv: str, wanted: Dict[str, str]) -
     code, said = machine.run([venv_python(venv), "-c", "import torch, transformers, agentkv"])
     if code:
         why = (said.strip().splitlines() or ["no word of why"])[-1]
-        raise Stop("what was installed does not import ({}). Try: make test TORCH='{}'".format(why, PIN))
+        raise Stop("what was installed does not import ({}). Try: make {} TORCH='{}'".format(why, machine.goal, PIN))
     write_stamp(venv, wanted)
 
 
@@ -223,8 +244,8 @@ def announce(machine: Machine, torch: str, lent: str) -> None:
     else:
         print("  torch       {}: about {} MB as a CPU build. On Linux some package".format(torch, TORCH_MB))
         print("              indexes answer with a CUDA build of several GB; to choose another, stop this")
-        print("              (Ctrl-C) and name it, for instance: make test TORCH='{}+cpu'".format(PIN))
-    print("  the rest    about {} MB: transformers, and what the checks and tests need".format(REST_MB))
+        print("              (Ctrl-C) and name it, for instance: make {} TORCH='{}+cpu'".format(machine.goal, PIN))
+    print("  the rest    about {} MB: transformers, and the tools that make test needs".format(REST_MB))
     print("  a model     about {} MB, fetched at its first use, kept in your cache folder".format(MODEL_MB))
     total = REST_MB + MODEL_MB + (0 if lent else TORCH_MB)
     print("  in all      about {} MB and 2 to 6 minutes, once".format(total), flush=True)
@@ -241,7 +262,9 @@ def no_room(wanted_mb: int) -> str:
 def no_venv(machine: Machine) -> str:
     return (
         "{} has no working venv module. Install it (Debian, Ubuntu: apt install python{}-venv), or choose "
-        "another Python: make test PYTHON=/path/to/python3".format(machine.python, dotted(machine.version[:2]))
+        "another Python: make {} PYTHON=/path/to/python3".format(
+            machine.python, dotted(machine.version[:2]), machine.goal
+        )
     )
 
 
@@ -249,7 +272,7 @@ def check_python(machine: Machine) -> None:
     if machine.version < OLDEST:
         raise Stop(
             "Python {} or newer is needed, and {} is {}. Install one, or choose one that is there: "
-            "make test PYTHON=python3.12".format(dotted(OLDEST), machine.python, dotted(machine.version))
+            "make {} PYTHON=python3.12".format(dotted(OLDEST), machine.python, dotted(machine.version), machine.goal)
         )
     if not (machine.has_module("venv") and machine.has_module("ensurepip")):
         raise Stop(no_venv(machine))
@@ -275,7 +298,7 @@ def install(machine: Machine, venv: str, wanted: List[str], what: str) -> None:
     if re.search("No matching distribution found", said):
         raise Stop(
             "pip finds no build of {} for this Python. See that pip's index is the one you mean, or choose "
-            "another Python or torch: make test PYTHON=python3.11 TORCH=torch".format(what)
+            "another Python or torch: make {} PYTHON=python3.11 TORCH=torch".format(what, machine.goal)
         )
     sys.stderr.write("".join(line + "\n" for line in said.strip().splitlines()[-15:]))
     raise Stop("pip could not install {}; its last words are above. Mend that, then run make again.".format(what))

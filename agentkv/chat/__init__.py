@@ -1,7 +1,7 @@
 """Chat templates, messages, and what a model wrote: text, reasoning and calls of tools."""
 
 from .ledger import Ledger, Scribe, TurnPrompt
-from .messages import Message, as_implicit, in_call_order, normalise, to_openai, without_implicit
+from .messages import Message, MessageCall, as_implicit, in_call_order, normalise, to_openai, without_implicit
 from .reader import ReadTurn, TurnReader
 from .reasoning import ReasoningMarkers
 from .template import ChatTemplate, Traits
@@ -10,6 +10,7 @@ __all__ = [
     "ChatTemplate",
     "Ledger",
     "Message",
+    "MessageCall",
     "ReadTurn",
     "ReasoningMarkers",
     "Scribe",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from agentkv.cli.chat_commands import Conversations, Leave, run_command
+from agentkv.cli.chat_commands import COMMAND_WORDS, Conversations, Leave, run_command
 from agentkv.cli.chat_input import Lines
 from agentkv.cli.chat_template import require_chat_template
-from agentkv.cli.console import console, examples, progress_line
+from agentkv.cli.console import console, examples, named_as_options, progress_line
 from agentkv.errors import AgentKVError, EngineFailed, StreamClosed
 from agentkv.events import ReasoningDelta, TextDelta
 
@@ -38,13 +38,14 @@ def chat(
     ] = "smollm2-135m",
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system text.", show_default="none")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of each answer at most.", show_default="what fits, up to 1,024")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens of each answer at most.", show_default="what fits, up to 1,024"),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.0,
-    name: Annotated[str, typer.Option(help="The session's name; forks are NAME/1, NAME/2.")] = "chat",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
+    temperature: Annotated[float, typer.Option(metavar="T", min=0.0, help="0 always takes the likeliest token.")] = 0.0,
+    name: Annotated[str, typer.Option(metavar="NAME", help="The session's name; forks are NAME/1, NAME/2.")] = "chat",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")] = "auto",
     memory: Annotated[
-        str | None, typer.Option(help="For the pages, as in 4GiB.", show_default="by the machine")
+        str | None, typer.Option(metavar="SIZE", help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
 ) -> None:
     """Talk to a model. Each answer pays only for what is new, and a dim line below it says how much that was.
@@ -55,7 +56,8 @@ def chat(
     """
     from agentkv.runtime import Runtime
 
-    runtime = Runtime(model, dtype=dtype, memory=memory)
+    with named_as_options("dtype", "memory"):
+        runtime = Runtime(model, dtype=dtype, memory=memory)
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     # One loop for the whole conversation, entered for each answer: between two of them the terminal is read, and there
     # Ctrl-C and line editing are the terminal's own.
@@ -63,7 +65,8 @@ def chat(
         try:
             with progress_line() as told:
                 told(f"loading {model}")
-                runner.run(runtime.start())
+                with named_as_options("dtype", "memory"):
+                    runner.run(runtime.start())
             require_chat_template(runtime, model, "chat")
             conversations = Conversations(runtime, runtime.session(system=system, name=name, **sampling))
             failed = _talk(runner, conversations, model)
@@ -76,7 +79,7 @@ def chat(
 def _talk(runner: asyncio.Runner, conversations: Conversations, model: str) -> bool:
     """Until the last line. Returns whether a message of a pipe could not be answered."""
     out, failed = console(), False
-    with Lines() as lines:
+    with Lines(COMMAND_WORDS) as lines:
         if lines.from_terminal:
             out.print(f"{model}: /help for commands, Ctrl-C stops an answer, Ctrl-D leaves", style="dim", markup=False)
         for line in lines.read(lambda: conversations.here):

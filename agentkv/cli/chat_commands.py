@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentkv.runtime import Runtime
     from agentkv.session import Mark, Session
 
-__all__ = ["Conversations", "Leave", "run_command"]
+__all__ = ["COMMAND_WORDS", "Conversations", "Leave", "run_command"]
 
 
 class Leave(Exception):
@@ -143,3 +143,6 @@ _COMMANDS = {
     "help": _Command(_help, "this list"),
     "quit": _Command(_quit, "leave; so does Ctrl-D"),
 }
+
+COMMAND_WORDS = tuple(f"/{name}" for name in _COMMANDS)
+"""What a line begins with that is a command."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -26,9 +26,10 @@ def history_file() -> Path:
 
 
 class Lines:
-    """Lines of stdin that are not blank."""
+    """Lines of stdin that are not blank. commands: words that Tab completes at the beginning of a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, commands: Sequence[str] = ()) -> None:
+        self._commands = commands
         self.from_terminal = sys.stdin.isatty()
         self._readline: Any = None
 
@@ -40,6 +41,11 @@ class Lines:
                 return self
             self._readline = readline
             readline.set_history_length(_REMEMBERED)
+            readline.set_completer(self.completed)
+            readline.set_completer_delims(" \t\n")  # and not the slash that a command begins with
+            # macOS has libedit behind the name readline, which is told in its own words.
+            editline = "libedit" in (readline.__doc__ or "")
+            readline.parse_and_bind("bind ^I rl_complete" if editline else "tab: complete")
             # There may be none yet, or one that is not ours to read: the session then begins without a history.
             with suppress(OSError, RuntimeError):
                 readline.read_history_file(history_file())
@@ -48,6 +54,7 @@ class Lines:
     def __exit__(self, *exception: object) -> None:
         if self._readline is None:
             return
+        self._readline.set_completer(None)
         try:
             file = history_file()
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +63,13 @@ class Lines:
             self._readline.write_history_file(file)
         except (OSError, RuntimeError) as error:  # The latter where no home is known.
             print(f"agentkv: the history is not kept: {error}", file=sys.stderr)
+
+    def completed(self, word: str, state: int) -> str | None:
+        """What Tab makes of a line's first word, as readline asks: the state-th of all, and None behind them."""
+        if self._readline is not None and self._readline.get_begidx() > 0:
+            return None
+        fitting = [command for command in self._commands if word and command.startswith(word)]
+        return fitting[state] + " " if state < len(fitting) else None
 
     def read(self, where: Callable[[], str]) -> Iterator[str]:
         """Until the end of the input. where: what stands before the prompt sign; nothing does in a pipe."""

@@ -38,6 +38,8 @@ app = typer.Typer(
     name="agentkv",
     help="Run language models for agents over an exact, shared, counted prefix cache.",
     add_completion=False,
+    # As plain text: panels wrap each line of a paragraph for itself, and show a type for flags that take none.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
@@ -89,10 +91,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        return _fail(_with_help(message(), error), getattr(error, "exit_code", 2))
+        return _fail(_with_help(_of_a_value(error) or message(), error), getattr(error, "exit_code", 2))
     if code == INTERRUPTED:  # Releases of typer make this exit code of a KeyboardInterrupt themselves.
         return _fail("stopped", code)
     return code if isinstance(code, int) else 0
+
+
+_WANTED = {"int": "a whole number", "float": "a number"}
+
+
+def _of_a_value(error: Exception) -> str | None:
+    """What an option wants and got, where the parser names neither and pydantic is behind it; else None."""
+    found = getattr(error.__cause__, "errors", None)
+    names = getattr(getattr(error, "param", None), "opts", None)
+    if not callable(found) or not names:
+        return None
+    first = found()[0]
+    kind, got = first["type"], first["input"]
+    if kind == "greater_than_equal":
+        return f"{names[0]} must be at least {first['ctx']['ge']:g}, got {got}"
+    wanted = _WANTED.get(kind.partition("_")[0])
+    return f"{names[0]} must be {wanted}, got {got!r}" if wanted else None
 
 
 def _with_help(message: str, error: Exception) -> str:

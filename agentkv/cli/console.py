@@ -10,8 +10,9 @@ from rich.console import Console
 
 from agentkv.cli.entry import leave_at_once
 from agentkv.cli.streams import NOBODY_READS
+from agentkv.errors import ConfigError
 
-__all__ = ["console", "examples", "progress_line"]
+__all__ = ["console", "examples", "named_as_options", "progress_line"]
 
 _WIDTH_OF_A_PIPE = 200
 """Columns of a table that goes to a file or pipe, where nothing is gained by folding."""
@@ -49,3 +50,14 @@ def progress_line(on: Console | None = None) -> Iterator[Callable[[str], None]]:
         return
     with where.status("") as status:
         yield lambda text: status.update(text)
+
+
+@contextmanager
+def named_as_options(*names: str) -> Iterator[None]:
+    """What a runtime says of a setting is said of the option that brought it: --memory must be ..."""
+    try:
+        yield
+    except ConfigError as error:
+        if str(error).startswith(names):
+            raise ConfigError(f"--{error}") from error
+        raise

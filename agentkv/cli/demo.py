@@ -31,6 +31,10 @@ DEMO_EXAMPLES = examples(
 )
 
 _DEFAULT_MODEL = "smollm2-135m"
+_POOR_PROSE = (
+    'A model of 135M parameters writes poor prose: an answer may begin with "<tool_response>". What counts are the '
+    "tokens; --model takes any other."
+)
 _TOKENS_A_STEP = 256
 """A step of so many tokens takes a fraction of a second on a small machine, which is how long Ctrl-C may wait."""
 
@@ -60,8 +64,6 @@ def demo(
         typer.echo(json.dumps(as_dict(model, outcome), indent=2))
     else:
         show_outcome(outcome, out)
-        if model == _DEFAULT_MODEL:
-            out.print("A model of 135M parameters writes poor prose; --model takes any other.", style="dim")
     if not outcome.holds:
         raise typer.Exit(1)
 
@@ -88,6 +90,8 @@ class _Demo:
         try:
             seconds = time.perf_counter() - began
             self.out.print(f"{source.name} in fp32, loaded in {seconds:.1f} s", highlight=False)
+            if model == _DEFAULT_MODEL:
+                self.out.print(_POOR_PROSE, style="dim", highlight=False, soft_wrap=True)
             warm, off, rules, page_size = asyncio.run(self._serve(loaded, model))
             with quiet_transformers():
                 plain = self._generate(loaded, rules, warm, full=full)

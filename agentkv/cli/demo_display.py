@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentkv.cli.demo_outcome import Outcome
 
@@ -21,14 +22,14 @@ _TEXT_SHOWN = 70
 def show_call(call: CallMade, out: Console) -> None:
     """One line: who asked, what was cached, and the tool that was called or the words that were said."""
     usage = call.usage
-    out.print(
+    line = Text(
         f"  {call.agent:<10} cached {usage.cached_tokens:>5,} of {usage.prompt_tokens:>5,} prompt tokens"
-        f"{call.seconds:>7.1f} s  {_did(call)}",
-        markup=False,
-        highlight=False,
+        f"{call.seconds:>7.1f} s  ",
         no_wrap=True,
         overflow="ellipsis",
     )
+    # Words of the model are dim, so that nobody takes what stands in them for a message of the program.
+    out.print(line.append(_did(call), style="" if call.results or call.forced_tool is not None else "dim"))
 
 
 def show_outcome(outcome: Outcome, out: Console) -> None:

@@ -20,13 +20,16 @@ __all__ = ["DOCTOR_EXAMPLES", "doctor"]
 DOCTOR_EXAMPLES = examples("agentkv doctor", "agentkv doctor --json", "HF_HUB_OFFLINE=1 agentkv doctor")
 
 
+_NO_HUB = "note: hub ids cannot be fetched now; built-in and local models work"
+
+
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON, and nothing else.")] = False,
 ) -> None:
     """Show versions, device, kernels, memory, models, and whether the hub answers.
 
     Exit code 1: something would break, such as other software under our import names; what, and what to do, stands
-    at the end.
+    at the end. That the hub cannot be reached is a note there, and not a problem.
     """
     with progress_line() as told:
         told("looking at this machine, and asking the hub")
@@ -49,6 +52,8 @@ def _show(found: Diagnosis) -> None:
         table.add_row(*row)
     out = console()
     out.print(table)
+    if found.hub != "answers":
+        out.print(_NO_HUB, markup=False, highlight=False, soft_wrap=True)
     for problem in found.problems or ("nothing that would break",):
         out.print(problem, markup=False, highlight=False, soft_wrap=True, style="red" if found.problems else "green")
 

@@ -18,7 +18,8 @@ from agentkv.models.store import folder_size
 __all__ = ["models_app"]
 
 models_app = typer.Typer(
-    help="List the models that a name brings here, add or remove some, and check that one is served exactly."
+    rich_markup_mode=None,
+    help="List the models that a name brings here, add or remove some, and check that one is served exactly.",
 )
 
 _OWN_NAME = "the file's own; a built-in model keeps its name"

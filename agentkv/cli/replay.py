@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from agentkv.cli.chat_template import require_chat_template
-from agentkv.cli.console import console, examples, progress_line
+from agentkv.cli.console import console, examples, named_as_options, progress_line
 
 if TYPE_CHECKING:
     from agentkv.replay import Recording, Replayed
@@ -43,15 +43,19 @@ def replay(
         str, typer.Option(metavar="NAME", help="A built-in name, a folder, a .gguf file or a hub id.")
     ] = "smollm2-135m",
     cold: Annotated[bool, typer.Option("--cold", help="With the cache off, to compare with.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Calls to ask at most.", show_default="all")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 16,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Calls to ask at most.", show_default="all")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of each answer.")] = 16,
     tools: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The tools of conversations that bring none.", show_default="found beside"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32 gives the same tokens with and without the cache.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="float32 gives the same tokens with and without the cache.")
+    ] = "auto",
     memory: Annotated[
-        str | None, typer.Option(help="For the pages, as in 4GiB.", show_default="by the machine")
+        str | None, typer.Option(metavar="SIZE", help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
 ) -> None:
@@ -97,8 +101,9 @@ async def _replay(
 
     with progress_line() as told:
         told(f"loading {model}")
-        runtime = Runtime(model, **options)
-        await runtime.start()
+        with named_as_options(*options):
+            runtime = Runtime(model, **options)
+            await runtime.start()
     if not all(recording.is_text for recording in recordings):
         require_chat_template(runtime, model, "be asked messages")
     calls = sum(len(recording.steps) for recording in recordings)

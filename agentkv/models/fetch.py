@@ -111,7 +111,7 @@ def reading_wheel(wheel: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(wheel) as archive:
             yield archive
     except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
-        raise DownloadFailed(f"the wheel {wheel.name} is damaged, or no wheel ({error})") from error
+        raise DownloadFailed(f"{wheel} is not a whole wheel: it is damaged, or none ({error})") from error
 
 
 def copy_verified(stream: IO[bytes], target: Path, what: str, total: int | None, progress: ProgressCallback) -> str:

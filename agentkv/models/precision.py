@@ -13,6 +13,9 @@ __all__ = ["DTYPES", "choose_device", "choose_dtype", "multiplies_bfloat16"]
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""As reports print them."""
+
 
 def choose_device(device: object = None) -> torch.device:
     """The device that is asked for, else the first GPU, else the CPU. ConfigError if it is not here."""
@@ -23,7 +26,7 @@ def choose_device(device: object = None) -> torch.device:
     try:
         chosen = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f'device={device!r} is no device: use "cpu", "cuda" or "cuda:1" ({error})') from error
+        raise ConfigError(f'device={device!r} is no device: use "cpu", "cuda" or "cuda:1"') from error
     assert isinstance(chosen, torch.device)
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device={device!r} is not here: torch sees {torch.cuda.device_count()} GPUs")
@@ -33,15 +36,15 @@ def choose_device(device: object = None) -> torch.device:
 def choose_dtype(dtype: object, device: torch.device) -> torch.dtype:
     """`dtype` as torch knows it. "auto" is bfloat16 where the device multiplies it, float32 elsewhere.
 
-    Accepts a name of `DTYPES` or one of torch's own dtypes; ConfigError for any other.
+    Accepts a name of `DTYPES`, a short one (bf16, fp16, fp32) or one of torch's own dtypes; ConfigError for any other.
     """
     import torch
 
     if dtype == "auto":
         return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
     named = {name: getattr(torch, name) for name in DTYPES if name != "auto"}
-    if isinstance(dtype, str) and dtype in named:
-        chosen: torch.dtype = named[dtype]
+    if isinstance(dtype, str) and (name := _SHORT.get(dtype, dtype)) in named:
+        chosen: torch.dtype = named[name]
         return chosen
     if isinstance(dtype, torch.dtype) and dtype in named.values():
         return dtype

@@ -207,7 +207,7 @@ def _resolve_hub(text: str, path: Path, store: ModelStore) -> ModelSource:
     # A bare name near one of ours is a slip of the pen: asking a network about it takes long where there is none.
     # The few old hub ids without an owner are not near any.
     if "/" not in text and near:
-        raise ModelNotFound(not_found(f"the hub was not asked ({is_off() or 'its ids name an owner'})"))
+        raise ModelNotFound(not_found(f"the hub was not asked ({is_off() or 'a name so near is known here'})"))
     return HubSource(text, not_found=not_found, store=store)
 
 

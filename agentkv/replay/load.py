@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from agentkv.tools import as_tools
 
 from .conversation import conversations, is_conversation, messages_of, tools_of
+from .faults import no_json, unlike
 from .recording import Messages, Recording
 from .text_calls import is_text_call, text_recordings
 from .toolbench import is_tree, tree_recording
@@ -23,8 +24,8 @@ from .toolbench import is_tree, tree_recording
 __all__ = ["load"]
 
 _WANTED = (
-    'lines of {"session_id": …, "input": …} (prompts as text), tau-bench episodes, a ToolBench tree, or lines of '
-    'OpenAI messages (a list, or {"messages": …, "tools": …}), all of one kind, as they are or compressed by xz or gzip'
+    "lines of OpenAI messages, prompts as text, tau-bench episodes or a ToolBench tree, plain, .xz or .gz "
+    "(docs/commands.md)"
 )
 
 _LONGEST = 2**28
@@ -60,12 +61,16 @@ def _load_file(path: Path, tools: Messages) -> list[Recording]:
     name = path.name.split(".")[0]
     with _reading(path) as file:
         numbered = _numbered(path, file)
-        _, first = next(numbered, (0, ""))
+        number, first = next(numbered, (0, ""))
         if not first:
             raise ValueError(f"{path} is empty; wanted: {_WANTED}")
         value = _parsed(first)
         if value is None:  # Not a value a line, but one that goes over lines.
-            value, numbered = _parsed(first + _rest(path, file)), iter(())
+            whole = first + _rest(path, file)
+            value, numbered = _parsed(whole), iter(())
+            if value is None:
+                lines, why = no_json(whole)
+                raise ValueError(_unknown(path, f"line {number + lines - 1} is {why}"))
         found = _recordings(path, name, tools, value, numbered)
     if not found:
         raise ValueError(f"{path} holds no call; wanted: {_WANTED}")
@@ -105,7 +110,7 @@ def _recordings(
     """Of a file's first value, and of the lines behind it, which are of the same kind."""
     kind = _kind(first)
     if kind is None:
-        raise ValueError(f"{path} is no recorded agent that is known here; wanted: {_WANTED}")
+        raise ValueError(_unknown(path, f"it begins with {unlike(first)}"))
     lines = _alike(path, first, kind, numbered)
     values = chain.from_iterable(lines) if kind.listed else lines
     if kind.word == "call":
@@ -123,12 +128,20 @@ def _recordings(
         raise ValueError(f"{path} holds a search tree that cannot be read ({error!r}); wanted: {_WANTED}") from error
 
 
+def _unknown(path: Path, why: str) -> str:
+    return f"{path} is no recorded agent that is known here: {why}; wanted: {_WANTED}"
+
+
 class _Kind(NamedTuple):
     """What a value of a file is."""
 
     word: Literal["call", "episode", "conversation", "tree"]
     listed: bool
     """It is a list of such."""
+
+    def named(self) -> str:
+        """As an error names it."""
+        return f"a list of {self.word}s" if self.listed else f"a {self.word}".replace("a e", "an e")
 
 
 def _kind(value: object) -> _Kind | None:
@@ -153,8 +166,12 @@ def _alike(path: Path, first: Any, kind: _Kind, numbered: Iterator[tuple[int, st
     yield first
     for number, line in numbered:
         value = _parsed(line)
-        if _kind(value) != kind:
-            raise ValueError(f"line {number} of {path} is not of the kind of its first one; wanted: {_WANTED}")
+        if (own := _kind(value)) != kind:
+            what = own.named() if own else unlike(value) if value is not None else no_json(line)[1]
+            raise ValueError(
+                f"line {number} of {path} is not of the kind of its first one: that is {kind.named()}, and this "
+                f"{what}; wanted: {_WANTED}"
+            )
         yield value
 
 

@@ -51,6 +51,10 @@ class Report:
         """`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
+    def __repr__(self) -> str:
+        part = "" if self.since is None else " since an earlier one"
+        return f"<Report of {self.served_by.model!r}{part}; print it>"
+
     def __str__(self) -> str:
         return as_text(_page(self.to_dict(), part=self.since is not None))
 

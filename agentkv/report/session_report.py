@@ -65,6 +65,9 @@ class SessionReport:
         """`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
+    def __repr__(self) -> str:
+        return f"<SessionReport of {self.title!r}: {count(len(self.usages), 'call', 'calls')}; print it>"
+
     def __str__(self) -> str:
         return as_text(_page(self.to_dict()))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from agentkv.policies import Policy, make_policy
 
 from .admission import Rate
 
-__all__ = ["RuntimeConfig", "parse_bytes", "read_template"]
+__all__ = ["RuntimeConfig", "check_template", "parse_bytes", "read_template"]
 
 _MAX_THREADS = 1024
 
@@ -30,6 +32,8 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+_SHORT_DTYPES = ("bf16", "fp16", "fp32")
 _LATER = {
     "weights": "low-bit weights",
     "kv_dtype": "a KV dtype other than the model's",
@@ -87,7 +91,7 @@ class RuntimeConfig:
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be a str or None, got {value!r}")
         if self.chat_template is not None:
-            _check_template(self.chat_template)
+            check_template("chat_template", self.chat_template)
         for name in ("trust_remote_code", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -106,6 +110,9 @@ class RuntimeConfig:
             raise ConfigError(f"rate_limit must be a Rate(requests, seconds), got {self.rate_limit!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
+        _check_model(self.model)
+        _check_dtype(self.dtype)
+        _check_device(self.device)
         if self.listener is not None:
             _check_listener(self.listener)
         make_policy(self.policy)
@@ -141,12 +148,40 @@ def read_template(path: Path) -> str:
         raise ConfigError(f"chat_template: {path} is no text in UTF-8 ({error})") from error
 
 
-def _check_template(text: str) -> None:
-    """A text without a tag is the same for every conversation: somebody meant the file of that name."""
+def _check_model(model: object) -> None:
+    """What can be said without a look at the disk; whether it is there is found when it is loaded."""
+    torch = sys.modules.get("torch")
+    is_module = torch is not None and isinstance(model, torch.nn.Module)
+    is_name = isinstance(model, (str, os.PathLike)) and bool(os.fspath(model))
+    if not (is_name or is_module or callable(getattr(model, "load", None))):
+        raise ConfigError(
+            f"model is a built-in name, a folder, a .gguf file, a hub id or a loaded transformers model, "
+            f"got {model!r:.80}"
+        )
+
+
+def _check_dtype(dtype: object) -> None:
+    torch = sys.modules.get("torch")
+    name = str(dtype).removeprefix("torch.") if torch is not None and isinstance(dtype, torch.dtype) else dtype
+    if not isinstance(name, str) or name not in (*_DTYPES, *_SHORT_DTYPES):
+        known = f"{', '.join(_DTYPES)} ({', '.join(_SHORT_DTYPES)} for short)"
+        raise ConfigError(f"dtype={dtype!r} is not known; known are {known}, and torch's own of these")
+
+
+def _check_device(device: object) -> None:
+    torch = sys.modules.get("torch")
+    if device is None or (torch is not None and isinstance(device, torch.device)):
+        return
+    if not isinstance(device, str) or re.fullmatch(r"[a-z]+(:\d+)?", device) is None:
+        raise ConfigError(f'device must be "cpu", "cuda" or one of several as "cuda:1", got {device!r}')
+
+
+def check_template(name: str, text: str) -> None:
+    """ConfigError for a text without a tag, which is the same for every conversation: a file's name was meant."""
     if "{{" not in text and "{%" not in text:
         raise ConfigError(
-            f"chat_template={text[:60]!r} holds neither {{{{ nor {{%, so it would say nothing of a conversation. "
-            f"A str is the template's text; for a file give its Path: chat_template=pathlib.Path(...)"
+            f"{name}={text[:60]!r} holds neither {{{{ nor {{%, so it would say nothing of a conversation. "
+            f"A str is the template's text; for a file give its Path: {name}=pathlib.Path(...)"
         )
 
 

@@ -20,13 +20,15 @@ from agentkv.errors import AgentKVError, EngineFailed, NotStarted, RuntimeClosed
 from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Moment, Report
-from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session
+from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session, with_advice
 from agentkv.streams import CallStream, Mailbox, Submitted, await_result
 from agentkv.tools import as_tools
 from agentkv.worker import Worker
 
 from .admission import Gate, Rate, RateLimits
 from .config import RuntimeConfig, read_template
+from .given import check_since, first_messages
+from .handle import RuntimeHandle
 from .opened import Opened
 from .opening import end, open_after
 from .prompt import Prompt, is_messages
@@ -37,7 +39,7 @@ _INLINE_LENGTH = 2_000
 """Up to so many characters or ids a prompt is encoded on the event loop, which costs less than a change of thread."""
 
 
-class Runtime:
+class Runtime(RuntimeHandle):
     """Runs one Hugging Face model in this process; every prompt prefix that is resident is computed once.
 
         async with agentkv.Runtime("smollm2-135m") as runtime:
@@ -47,6 +49,7 @@ class Runtime:
     model runs on one thread of its own.
     """
 
+    @with_advice
     def __init__(
         self,
         model: Any,
@@ -84,7 +87,8 @@ class Runtime:
         adapter                 a LoRA folder or hub id, merged at load (needs peft)
         chat_template           a template's text, or the Path of a file, instead of the tokenizer's own
         dtype                   "auto": a model object keeps its own; else bf16 where the processor multiplies it,
-                                fp32 elsewhere. Or "float32", "bfloat16", "float16", or a torch dtype
+                                fp32 elsewhere. Or "float32", "bfloat16", "float16" ("fp32", "bf16", "fp16"), or a
+                                torch dtype
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
         threads                 torch's threads, which are the whole process's; None leaves them as they are
         context_limit           tokens of prompt and answer together; by default the model's own
@@ -252,12 +256,7 @@ class Runtime:
         Raises TypeError for a `since` that is no report, ValueError for one of another Runtime.
         """
         opened, served_by = self._ready(), self._ready().served_by
-        if since is not None and not isinstance(since, Report):
-            raise TypeError(f"since must be an earlier report of this Runtime, got {type(since).__name__}")
-        if since is not None and since.served_by is not served_by:
-            raise ValueError(
-                f"since must be an earlier report of this Runtime; it is one of another, {since.served_by.model}"
-            )
+        check_since(since, served_by)
         snapshot = self._serving().snapshot
         assert snapshot is not None, "a started engine has a snapshot"
         calls = opened.tool_calls.counts
@@ -341,6 +340,7 @@ class Runtime:
         options = CallOptions.given(
             n=n, cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
             response_format=response_format, chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+            own=("timeout", "response_format"),
         )  # fmt: skip
         if n > self._config.max_num_seqs:
             raise ValueError(f"n={n} answers start together, and max_num_seqs is {self._config.max_num_seqs}")
@@ -392,7 +392,7 @@ class Runtime:
         """A conversation that keeps the exact ids of what was said, forks and goes back; nothing is computed yet.
 
         system      the system text; or the first of `messages`
-        messages    what was said before, in OpenAI's shape
+        messages    what was said before, in OpenAI's shape, as `Session.messages` gives it
         tools       typed functions, coroutine functions, methods, partials, Tool, or OpenAI's dicts
         tool_choice "auto", "none", "required" or a tool's name, by default for each call
         history     "exact": what the model saw and wrote stays the beginning of every next prompt; "template": where
@@ -400,17 +400,15 @@ class Runtime:
         cache       False neither reads nor feeds the cache, for comparisons
         sampling    defaults of this session's calls
         """
-        given = list(messages)
-        if system is not None:
-            if not isinstance(system, str):
-                raise TypeError(f"system must be a str or None, got {type(system).__name__}")
-            given.insert(0, {"role": "system", "content": system})
+        if self._closed:
+            raise RuntimeClosed("this Runtime is closed; open a new one")
         model = self._opened.name if self._opened is not None else "this model"
+        given = first_messages(system, messages, model=model)
         options = CallOptions.given(
             cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
-            chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+            chat_template_kwargs=chat_template_kwargs, sampling=sampling, own=("system", "messages", "history"),
         )  # fmt: skip
-        session = Session(self, messages=normalise(given, model=model), options=options, history=history)
+        session = Session(self, messages=given, options=options, history=history)
         self.session_opened()
         return session
 

@@ -1,6 +1,8 @@
 """Conversations that fork, go back, run tools, and keep the exact tokens of what was said."""
 
+from .handle import Handle, SessionHandle
 from .host import Host, Question, Served
+from .keywords import with_advice
 from .options import CallOptions, with_max_tokens
 from .produced import ProducedTexts, ProducedTurns
 from .run import Run, RunStream
@@ -13,6 +15,7 @@ __all__ = [
     "ChatTurn",
     "Content",
     "Conversation",
+    "Handle",
     "Host",
     "Mark",
     "PlainTurn",
@@ -23,5 +26,7 @@ __all__ = [
     "RunStream",
     "Served",
     "Session",
+    "SessionHandle",
+    "with_advice",
     "with_max_tokens",
 ]

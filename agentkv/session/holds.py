@@ -40,7 +40,7 @@ class Hold:
         conversation = self._state.enter()
         self._held = True
         try:
-            conversation = conversation.then(*self._new)
+            conversation = conversation.asked(*self._new)
             if conversation.unanswered:
                 raise PendingToolCalls(self._state.label, conversation.unanswered)
             if not conversation.messages:

@@ -10,7 +10,7 @@ from .turns import Conversation
 __all__ = ["Lineage", "Mark"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Mark:
     """A place in a session to go back to."""
 
@@ -18,6 +18,9 @@ class Mark:
     turns: int
     owner: int
     serial: int
+
+    def __repr__(self) -> str:
+        return f"<Mark: {self.turns} turn{'' if self.turns == 1 else 's'}, {len(self.conversation.messages)} messages>"
 
 
 @dataclass(frozen=True, slots=True)

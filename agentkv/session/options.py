@@ -11,6 +11,7 @@ from agentkv.sampling_params import SamplingParams
 from agentkv.tools import AnswerFormat, Tool, as_tools
 
 from .host import Served
+from .keywords import refuse_unknown
 
 __all__ = ["CallOptions", "check_tool_choice", "with_max_tokens"]
 
@@ -41,7 +42,9 @@ class CallOptions:
                 raise TypeError(f"{option} must be a str or None, got {value!r}")
         if not all(isinstance(tag, str) for tag in self.tags):
             raise TypeError(f"tags must be a list of str, got {self.tags!r}")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+        if isinstance(self.n, bool) or not isinstance(self.n, int):
+            raise TypeError(f"n must be an int of at least 1, got {self.n!r}")
+        if self.n < 1:
             raise ValueError(f"n must be an int of at least 1, got {self.n!r}")
         if self.n > 1 and self.params.greedy:
             raise ValueError("n > 1 with temperature 0 would give n equal answers; set a temperature, or n=1")
@@ -58,9 +61,11 @@ class CallOptions:
         chat_template_kwargs: Mapping[str, Any] | None,
         sampling: Mapping[str, Any],
         response_format: object = None,
+        own: Sequence[str] = (),
         **others: Any,
     ) -> Self:
-        """From the arguments of a call as users give them."""
+        """From the arguments of a call as users give them. own: further keywords of this call, for advice."""
+        refuse_unknown(sampling, (*others, "tags", "tools", "chat_template_kwargs", *own))
         # A str would become a tag for each letter.
         if isinstance(tags, str):
             raise TypeError(f"tags must be a list of str, got {tags!r}")

@@ -75,7 +75,9 @@ class RunStream(Stream):
     """
 
     def __init__(self, host: RunHost, *, max_turns: int, tool_choice: str | None, timeout: float | None) -> None:
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int):
+            raise TypeError(f"max_turns must be an int of at least 1, got {max_turns!r}")
+        if max_turns < 1:
             raise ValueError(f"max_turns must be an int of at least 1, got {max_turns!r}")
         check_timeout(timeout)
         self._host = host
@@ -156,6 +158,19 @@ class RunStream(Stream):
             await asyncio.wait([self._tools])
         if self._now is not None:
             await self._now.cancel(keep=keep)
+
+    def __repr__(self) -> str:
+        if "_results" not in vars(self):
+            return "<RunStream: not made>"
+        if self._run is not None:
+            state = f"done ({self._run.stopped})"
+        elif self._error is not None:
+            state = f"ended by {type(self._error).__name__}"
+        elif self._cancelled:
+            state = "cancelled"
+        else:
+            state = "not begun" if self._begins_with is None else "running"
+        return f"<RunStream: {state}, {len(self._replies)} of at most {self._max_turns} turns>"
 
     def _enter(self) -> Conversation:
         """Hold the session, and start the time, if it was not done yet."""

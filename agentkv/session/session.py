@@ -17,8 +17,10 @@ from agentkv.tool_calls import ToolCallCounts
 from agentkv.tools import Tool
 from agentkv.usage import Usage
 
+from .handle import SessionHandle
 from .holds import Hold, SessionRun
 from .host import Host
+from .keywords import refuse_unknown
 from .marks import Mark
 from .options import CallOptions, check_tool_choice
 from .run import Run, RunStream
@@ -33,7 +35,7 @@ Content = str | Sequence[Any] | Mapping[str, Any] | None
 """Text, a list of text parts, a message, a list of messages, or None: go on from what is there."""
 
 
-class Session:
+class Session(SessionHandle):
     """Made by `Runtime.session`. Holds messages and the exact token ids of what was said, and no pages.
 
     One call at a time; forks answer side by side. What only edits the conversation is a plain call and costs
@@ -81,7 +83,10 @@ class Session:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation in OpenAI's shape. What the template adds by itself stands there too, as "implicit"."""
+        """A copy of the conversation, in OpenAI's shape, that JSON can store; changing it changes nothing here.
+
+        What the template adds by itself stands there too, as "implicit".
+        """
         return to_openai(self._visible())
 
     @property
@@ -172,8 +177,8 @@ class Session:
         self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
     ) -> CallStream:
         """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
-        hold = Hold(self._state, self._messages_of(content))
-        options = self._call_options(tool_choice, sampling)
+        hold = Hold(self._state, self._question(content))
+        options = self._call_options(tool_choice, sampling, ())
 
         def keep(answered: Answered) -> None:
             self._state.keep(answered.conversation)
@@ -208,8 +213,8 @@ class Session:
         **sampling: Any,
     ) -> RunStream:
         """As `run`, as a stream of events, the results of the tools among them."""
-        options = self._call_options(tool_choice, sampling)
-        run = SessionRun(self._state, self._messages_of(task), options, self._turn, self._count_errors)
+        options = self._call_options(tool_choice, sampling, ("max_turns",))
+        run = SessionRun(self._state, self._question(task), options, self._turn, self._count_errors)
         forced = options.tool_choice if options.tool_choice not in ("auto", "none") else None
         return RunStream(run, max_turns=max_turns, tool_choice=forced, timeout=timeout)
 
@@ -238,7 +243,7 @@ class Session:
     def append(self, *messages: Content) -> None:
         """Add messages without asking; a str is the user's. They are computed with the next call."""
         new = [one for message in messages for one in self._messages_of(message)]
-        self._state.edit(lambda conversation: conversation.then(*new))
+        self._state.edit(lambda conversation: conversation.asked(*new))
 
     def mark(self) -> Mark:
         """This place. O(1)."""
@@ -270,7 +275,9 @@ class Session:
         """
         if n is None:
             return self._fork()
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"fork takes how many, an int of at least 1, got {n!r}")
+        if n < 1:
             raise ValueError(f"fork takes how many, an int of at least 1, got {n!r}")
         return [self._fork() for _ in range(n)]
 
@@ -289,14 +296,16 @@ class Session:
     def _fork_name(self, number: int) -> str | None:
         return f"{self.name}/{number}" if self.name is not None else None
 
-    def deny(self, tool: str | Tool, reason: str) -> None:
+    def deny(self, tool: str | Tool | Callable[..., Any], reason: str) -> None:
         """Answer this tool's calls with the reason instead of running it. It stays in the prompt, which stays cached.
 
         O(1): no token changes.
         """
+        if not isinstance(reason, str):
+            raise TypeError(f"the reason is what the model reads instead of a result, a str; got {reason!r}")
         self._state.deny(self._tool_name(tool), reason)
 
-    def allow(self, tool: str | Tool) -> None:
+    def allow(self, tool: str | Tool | Callable[..., Any]) -> None:
         """Run a denied tool again."""
         self._state.deny(self._tool_name(tool), None)
 
@@ -309,6 +318,11 @@ class Session:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        state = vars(self).get("_state")
+        name = vars(self).get("_options", CallOptions()).name
+        return f"<Session{'' if name is None else f' {name!r}'}: {'not made' if state is None else state.described}>"
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -337,6 +351,14 @@ class Session:
         )
         return prompt.token_ids
 
+    def _question(self, content: Content) -> tuple[Message, ...]:
+        """What is asked; ValueError for an empty list, by which nobody means to go on from what is there."""
+        if isinstance(content, Sequence) and not isinstance(content, str) and not content:
+            raise ValueError(
+                "the content is an empty list: give a text or messages, or None to go on from what is there"
+            )
+        return self._messages_of(content)
+
     def _messages_of(self, content: Content) -> tuple[Message, ...]:
         if content is None:
             return ()
@@ -356,7 +378,8 @@ class Session:
             model = "this model"
         return without_implicit(normalise(messages, model=model))
 
-    def _call_options(self, tool_choice: str | None, sampling: dict[str, Any]) -> CallOptions:
+    def _call_options(self, tool_choice: str | None, sampling: dict[str, Any], own: tuple[str, ...]) -> CallOptions:
+        refuse_unknown(sampling, (*own, "timeout", "tool_choice"))
         options = self._options
         if tool_choice is not None:
             check_tool_choice(tool_choice, options.tools)
@@ -416,7 +439,7 @@ class Session:
             root = root._parent
         return root.name
 
-    def _tool_name(self, tool: str | Tool) -> str:
+    def _tool_name(self, tool: str | Tool | Callable[..., Any]) -> str:
         name = tool if isinstance(tool, str) else getattr(tool, "name", None) or getattr(tool, "__name__", None)
         if name not in self._tools:
             raise ValueError(f"no tool {name!r} here; the tools are {', '.join(self._tools) or 'none'}")

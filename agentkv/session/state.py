@@ -74,6 +74,17 @@ class SessionState:
         return self._busy_since is not None
 
     @property
+    def described(self) -> str:
+        """Turns, tokens, and what a call would find."""
+        turns, conversation = self._place.turns, self._place.conversation
+        told = [f"{turns} turn{'' if turns == 1 else 's'}", f"{len(conversation.ledger.token_ids):,} tokens"]
+        if new := len(conversation.messages) - conversation.ledger.num_messages:
+            told.append(f"{new} message{'' if new == 1 else 's'} to compute")
+        if self._busy_since is not None:
+            told.append("busy")
+        return ", ".join([*told, "closed"] if self._closed else told)
+
+    @property
     def denied(self) -> Mapping[str, str]:
         """Reasons by the tool's name; never changed, but replaced."""
         return self._denied

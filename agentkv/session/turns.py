@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64_intdigest
 
 from agentkv.calls import ChoiceEnded, TokensAdded
-from agentkv.chat import Ledger, Message, TurnPrompt, TurnReader, in_call_order, normalise, to_openai
+from agentkv.chat import Ledger, Message, MessageCall, TurnPrompt, TurnReader, in_call_order, normalise, to_openai
+from agentkv.errors import RequestError
 from agentkv.events import TextDelta
 from agentkv.reply import Reply
 from agentkv.streams import Submitted
@@ -46,15 +47,31 @@ class Conversation:
         head, tail = self.messages[: max(0, known - 1)], self.messages[max(0, known - 1) :]
         return replace(self, messages=(*head, *in_call_order((*tail, *messages))))
 
+    def asked(self, *messages: Message) -> Conversation:
+        """As `then`; RequestError for the result of a call that waits for none, which the model would read as noise."""
+        after = self
+        for message in messages:
+            identity = message.tool_call_id
+            waiting = [call.id for call in after._waiting] if message.role == "tool" else []
+            if message.role == "tool" and identity is not None and identity not in waiting and None not in waiting:
+                told = f"those that do are {', '.join(map(str, waiting))}" if waiting else "none does"
+                raise RequestError(f"no call {identity!r} waits for a result; {told}. Leave this message out")
+            after = replace(after, messages=(*after.messages, message))
+        return self.then(*messages)
+
     @property
     def unanswered(self) -> tuple[str, ...]:
         """Names of the tools that the last reply called and that have no result here."""
+        return tuple(call.name for call in self._waiting)
+
+    @property
+    def _waiting(self) -> tuple[MessageCall, ...]:
         answered: set[str | None] = set()
         for message in reversed(self.messages):
             if message.role == "tool":
                 answered.add(message.tool_call_id)
             elif message.role == "assistant":
-                return tuple(call.name for call in message.tool_calls if call.id not in answered)
+                return tuple(call for call in message.tool_calls if call.id not in answered)
         return ()
 
 

@@ -58,26 +58,26 @@ class _Unread:
 class CallStream(Stream):
     """Events of one call, as its Turn reads them."""
 
+    _submitted: Submitted | None = None
+    _begun = _ended = False
+    _error: BaseException | None = None
+
     def __init__(self, turn: Turn, timeout: float | None) -> None:
         self._turn = turn
         self._timeout = timeout
         self._deadline: float | None = None
-        self._submitted: Submitted | None = None
         self._events: deque[TurnEnd | _Unread] = deque()
         self._open: dict[int, _Unread] = {}
         """By choice: the unread deltas that its next one may be added to."""
         self._replies: dict[int, Reply] = {}
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(turn.n)]
-        self._begun = False
         self._beginning: asyncio.Timeout | None = None
         """Around `begin`, while it is awaited: what ends that wait from another task."""
         self._not_beginning = asyncio.Event()
         self._unwanted = False
         """Cancelled while it was beginning."""
-        self._ended = False
         self._counts = True
         """Whether choices that end from now on become part of the conversation."""
-        self._error: BaseException | None = None
         check_timeout(timeout)
 
     async def __aenter__(self) -> Self:
@@ -140,6 +140,15 @@ class CallStream(Stream):
         await await_result(self._submitted.worker.cancel(self._submitted.call_id, keep=keep))
         while not self._ended:
             await self._take_or_abort(await self._submitted.mailbox.take())
+
+    def __repr__(self) -> str:
+        if self._error is not None:
+            state = f"ended by {type(self._error).__name__}"
+        elif self._ended:
+            state = "ended"
+        else:
+            state = "running" if self._submitted is not None else "beginning" if self._begun else "not begun"
+        return f"<CallStream: {state}>"
 
     def __del__(self) -> None:
         # An abandoned stream is not read by anybody: nothing of it need be computed.

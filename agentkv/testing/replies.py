@@ -29,6 +29,8 @@ class Answer:
     calls      calls of tools: (name, arguments)
     reasoning  what is thought before; ValueError where the template knows no markers of reasoning
     token_ids  these ids instead of the text's own encoding, the end token left out; nothing else is given then
+
+    TypeError for a part of another kind.
     """
 
     text: str = ""
@@ -37,8 +39,32 @@ class Answer:
     token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"Answer.text must be a str, got {self.text!r}")
+        if self.reasoning is not None and not isinstance(self.reasoning, str):
+            raise TypeError(f"Answer.reasoning must be a str or None, got {self.reasoning!r}")
+        _check_calls(self.calls)
+        _check_ids(self.token_ids)
         if self.token_ids is not None and (self.text or self.calls or self.reasoning is not None):
             raise ValueError("token_ids stand for the whole answer: give neither text, calls nor reasoning with them")
+
+
+def _check_calls(calls: object) -> None:
+    wanted = 'Answer.calls is a list of (name, arguments), such as [("add", {"a": 1})]'
+    if isinstance(calls, (str, Mapping)) or not isinstance(calls, Sequence):
+        raise TypeError(f"{wanted}, got {calls!r}")
+    for call in calls:
+        pair = isinstance(call, (tuple, list)) and len(call) == 2
+        if not (pair and isinstance(call[0], str) and isinstance(call[1], Mapping)):
+            raise TypeError(f"{wanted}, and one of them is {call!r}")
+
+
+def _check_ids(token_ids: object) -> None:
+    if token_ids is None:
+        return
+    ints = isinstance(token_ids, Sequence) and all(type(each) is int for each in token_ids)
+    if not ints:
+        raise TypeError(f"Answer.token_ids is a list of int or None, got {token_ids!r}")
 
 
 Reply = str | Answer | Exception | list[str | Answer | Exception] | tuple[str | Answer | Exception, ...] | None
@@ -49,12 +75,14 @@ class Replies:
     """Gives the reply for each call. Called from any thread."""
 
     def __init__(self, replies: Iterable[Reply] | Callable[[Any], Reply]) -> None:
-        if isinstance(replies, (str, bytes, Mapping)):
+        if isinstance(replies, (str, bytes, Mapping)) or not (callable(replies) or isinstance(replies, Iterable)):
             raise TypeError(
                 f"replies is a list of replies or a function from messages to one, not {type(replies).__name__}"
             )
         self._function = replies if callable(replies) else None
         self._left = deque(() if callable(replies) else replies)
+        for place, reply in enumerate(self._left):
+            _check_reply(reply, f"reply {place} of the list")
         self._given = 0
         self._lock = threading.Lock()
 
@@ -75,6 +103,16 @@ class Replies:
                 )
             self._given += 1
             return self._left.popleft()
+
+
+def _check_reply(reply: object, where: str) -> None:
+    of_choices = reply if isinstance(reply, (list, tuple)) else [reply] if reply is not None else []
+    for each in of_choices:
+        if not isinstance(each, (str, Answer, Exception)):
+            raise TypeError(
+                f"{where} is {each!r}: a reply is a str, an Answer, an Exception, None or, for n choices, a list of "
+                f"the first three"
+            )
 
 
 def written(answer: Answer, traits: Traits | None) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentkv.chat import Traits
 from agentkv.errors import ConfigError
+from agentkv.runtime.config import check_template
 
 from .clock import ManualClock
 from .replies import Answer, Replies, Reply, written
@@ -77,6 +78,8 @@ class ScriptedModel:
     ) -> None:
         if template is not None and not isinstance(template, (str, Path)):
             raise TypeError(f"template is a chat template's text or the Path of its file, got {template!r}")
+        if isinstance(template, str):
+            check_template("template", template)
         if tokenizer is not None and getattr(tokenizer, "eos_token_id", None) is None:
             raise ConfigError("a scripted model ends each reply with its tokenizer's eos_token, and this one has none")
         if not seconds_per_token >= 0:

@@ -40,6 +40,10 @@ class _Schemas(GenerateJsonSchema):
         """A class cannot come out of JSON, so every call would fail; pydantic's own schema allows anything."""
         return self.handle_invalid_for_json_schema(schema, "core_schema.IsSubclassSchema")
 
+    def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
+        """pydantic shows it as any text, of which most is no number."""
+        return self.handle_invalid_for_json_schema(schema, "complex; take two floats")
+
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
         """A member of an Enum that is left here would be shown by its value and refused when it comes."""
         if any(isinstance(each, enum.Enum) for each in schema["expected"]):

@@ -112,7 +112,7 @@ def _type_error(detail: ErrorDetails, names: Sequence[str]) -> str:
         return _unknown_argument(where, names)
     if detail["type"] == "missing":
         return f"{where} is missing"
-    message = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Input ").removeprefix("Value error, ").partition(", unable to parse ")[0]
     return f"{where} {message}, not {_shown(detail['input'])}"
 
 

@@ -124,6 +124,24 @@ def test_the_history_is_kept_for_the_next_time_and_for_nobody_else(
     readline.clear_history()
 
 
+def test_tab_completes_a_command_at_the_beginning_of_a_line(folder: Path) -> None:
+    pytest.importorskip("readline")
+    with terminal("chat", folder) as chat:
+        chat.until("chat> ")
+        chat.type("/sw\t\n")
+        chat.until(r"1  chat  0 messages")
+        chat.until("chat> ")
+        chat.type("/quit\n")
+        assert chat.process.wait(60) == 0
+
+
+def test_what_tab_offers_are_the_commands_that_begin_so_and_nothing_for_words() -> None:
+    lines = Lines(("/mark", "/mend", "/back"))
+    assert [lines.completed("/m", state) for state in range(3)] == ["/mark ", "/mend ", None]
+    assert lines.completed("", 0) is None
+    assert lines.completed("mark", 0) is None
+
+
 def test_ctrl_c_stops_an_answer_and_keeps_it_and_at_the_prompt_it_leaves(folder: Path) -> None:
     with terminal("chat", folder, "--max-tokens", "900") as chat:
         chat.until("chat> ")

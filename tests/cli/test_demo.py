@@ -13,14 +13,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 from typer.main import get_command
 
 from agentkv import ToolCallCounts, main_job
 from agentkv.cli.commands import app, main
+from agentkv.cli.demo_display import show_call
 from agentkv.cli.demo_outcome import Outcome
 from support.chat_models import TEMPLATE
 from support.ctrl_c import heed_ctrl_c
@@ -130,6 +133,21 @@ def test_each_call_is_shown_with_its_tokens_and_then_one_table(
     assert [line.partition(":")[0] for line in lines[-4:]] == ["Shared", "Computed", "Tools", "Next"]
     assert "--full" in lines[-1]
     assert "135M" not in out  # only of the default model it is said that its prose is poor
+
+
+def test_words_of_the_model_are_dim_and_told_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    usage = SimpleNamespace(cached_tokens=8, prompt_tokens=9)
+    said = SimpleNamespace(
+        agent="planner", usage=usage, seconds=1.0, results=(), forced_tool=None, text="<tool_response> [bold]It is."
+    )
+    written = io.StringIO()
+    out = Console(file=written, force_terminal=True, color_system="standard", width=200)
+    show_call(said, out)  # type: ignore[arg-type]
+    show_call(SimpleNamespace(**{**vars(said), "forced_tool": "plan"}), out)  # type: ignore[arg-type]
+    words, called = written.getvalue().splitlines()
+    assert '\x1b[2m"<tool_response> [bold]It is."\x1b[0m' in words
+    assert "\x1b[" not in called
 
 
 def test_answers_that_differ_are_named_and_end_with_1(

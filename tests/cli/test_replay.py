@@ -80,7 +80,11 @@ def test_cold_supplies_nothing_and_says_so(capsys: pytest.CaptureFixture[str], f
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "cannot be read"), ("", "is empty; wanted:"), ("words", "no recorded agent that is known here; wanted:")],
+    [
+        (None, "cannot be read"),
+        ("", "is empty; wanted:"),
+        ("words", "no recorded agent that is known here: line 1 is no JSON"),
+    ],
 )
 def test_a_file_that_holds_no_agent_ends_with_2_and_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None, said: str

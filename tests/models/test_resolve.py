@@ -64,13 +64,15 @@ def test_a_folder_goes_before_a_hub_id(store: ModelStore, in_empty_folder: Path)
 
 @pytest.mark.parametrize("name", ["smollm2", "smollm2-135", "SmolLM2-135M", "smolm2-135m"])
 def test_a_slip_of_the_pen_is_answered_at_once_with_the_near_name(
-    store: ModelStore, in_empty_folder: Path, name: str
+    store: ModelStore, in_empty_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys.modules["agentkv.models.resolve"], "is_off", lambda: None)
     with pytest.raises(ModelNotFound) as failure:
         resolve(name, store=store)
     message = str(failure.value)
     assert "Built in: smollm2-135m (did you mean it?). " in message
     assert f"Looked in: ./{name}, the model cache" in message
+    assert message.endswith("the hub was not asked (a name so near is known here).")
 
 
 @pytest.mark.parametrize("text", ["", "/no/such/folder", "./nothing", "a/b/c", "missing.gguf", "what is this"])

@@ -383,6 +383,44 @@ def test_removing_a_lent_torch_leaves_the_lenders_files_alone(tmp_path: Path, mo
     assert (host / "torch" / "__init__.py").read_text() == "torch"
 
 
+# -- what is said --
+
+
+@pytest.mark.parametrize("target", ["test", "demo"])
+def test_what_is_to_be_typed_next_is_the_target_that_make_was_asked_for(
+    root: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    assert start(root, Computer(), "--goal", target) == 0
+    assert f"make {target} TORCH='torch==" in capsys.readouterr().out
+    shutil.rmtree(root / ".venv")
+    computer = Computer()
+    computer.answers = {"pip": (1, NO_BUILD)}
+    assert start(root, computer, "--goal", target) == 1
+    assert f"make {target} PYTHON=python3.11 TORCH=torch" in one_line(capsys)
+
+
+def test_a_log_is_told_that_a_long_program_is_still_at_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program ends when it was told of, and not before."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Watched(bootstrap.Machine):  # type: ignore[name-defined, misc]
+        silence = 0.01
+        told = 0
+
+        def still_running(self, argv: list[str], seconds: float) -> None:
+            super().still_running(["python", "-m", "pip", "install", "torch==2"], 15.0)
+            if not self.told:
+                gate.write_text("go")
+            self.told += 1
+
+    machine = Watched()
+    code, said = machine.run([sys.executable, "-c", f"open({str(gate)!r}).read(); import sys; sys.exit('done')"])
+    assert (code, said) == (1, "done\n")
+    assert machine.told >= 1
+    assert capsys.readouterr().out.splitlines() == ["  ... 15 s: pip install torch==2 is still running"] * machine.told
+
+
 # -- the Makefile --
 
 
@@ -408,3 +446,4 @@ def test_each_of_the_two_commands_makes_the_environment_first(target: str) -> No
     planned = make("--dry-run", target).stdout
     main = {"test": "scripts/check", "demo": ".venv/bin/agentkv demo"}[target]
     assert planned.index("scripts/bootstrap.py") < planned.index(main)
+    assert f'--goal "{target}"' in planned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from agentkv.cli.commands import app
+from agentkv.cli.commands import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,6 +89,42 @@ def test_every_command_has_examples_and_the_documents_name_every_command() -> No
     for path in names - {("models", "list")}:  # It is what `agentkv models` alone does.
         assert any(line.startswith(" ".join(("agentkv", *path))) for line in SHOWN), path
     assert len(HELPS) >= 15
+
+
+@pytest.mark.parametrize("command", ["demo", "chat", "replay", "doctor", "models", "models add"])
+def test_a_help_text_fills_its_lines_and_gives_flags_no_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "bool" not in text.lower()
+    prose = text.partition("\n\n")[2].partition("Options:")[0].partition("Arguments:")[0]
+    for paragraph in prose.rstrip().split("\n\n"):
+        lines = paragraph.splitlines()
+        for line, following in itertools.pairwise(lines):
+            assert len(line) + 1 + len(following.split()[0]) > 78, f"{line!r} ends too early"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("replay x --limit x", r"--limit.* '?x'?"),
+        ("replay x --limit 0", r"--limit.* 0"),
+        ("chat --temperature hot", r"--temperature.* 'hot'"),
+        ("chat --max-tokens 1.5", r"--max-tokens.* '1.5'"),
+        ("chat --memory foo", r"--memory.* 'foo'"),
+        ("chat --dtype foo", r"--dtype='foo'"),
+    ],
+)
+def test_a_wrong_value_is_told_in_one_line_with_its_option(
+    capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(said, error)
+    assert "Input should" not in error
 
 
 @pytest.mark.parametrize("line", ["agentkv demos", "agentkv demo --hot", "agentkv chat a b", "agentkv models drop x"])

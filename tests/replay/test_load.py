@@ -182,7 +182,7 @@ UNLIKE = [
 def test_a_line_of_another_kind_is_named_by_its_number(write: Callable[[str], Path], kind: str, other: str) -> None:
     second = lines(KINDS[other][1]) if other in KINDS else {"something else": "[1]", "no JSON": "{"}[other]
     path = write("\n" + lines(KINDS[kind][0]) + second)
-    with pytest.raises(ValueError, match=r"line 3 of .* is not of the kind of its first one; wanted: lines of"):
+    with pytest.raises(ValueError, match=r"line 3 of .* is not of the kind of its first one: .*; wanted: lines of"):
         load(path)
 
 
@@ -197,14 +197,17 @@ def test_a_folder_is_all_of_its_files(tmp_path: Path) -> None:
     [
         (b"", "is empty; wanted: lines of"),
         (b"\n \n", "is empty; wanted: lines of"),
-        (b"some words", "is no recorded agent that is known here; wanted: lines of"),
-        (b'{"a": 1}', "is no recorded agent that is known here; wanted: lines of"),
-        (b"[]", "is no recorded agent that is known here; wanted: lines of"),
+        (b"some words", r"known here: line 1 is no JSON \(Expecting value at character 1\); wanted: lines of"),
+        (b'\n{\n "a": 1,\n b}', r"known here: line 4 is no JSON \(.* at character 2\); wanted: lines of"),
+        (b'{"a": 1, "b": 2}', "known here: it begins with an object with the keys a, b; wanted: lines of"),
+        (b'{"messages": [{"text": "a"}]}', "item 1 of its list is no message with a role; wanted: lines of"),
+        (b"[]", r"known here: it begins with \[\]; wanted: lines of"),
+        (b"null", "is no recorded agent that is known here: line 1 is no value"),
         (b"\xfd7zXZ\x00 broken", "cannot be read"),
         (b"\x1f\x8b broken", "cannot be read"),
         (b"\xff\xfe\xff", "cannot be read"),
-        (gzip.compress(b"[" * 5_000)[:-12], "cannot be read"),
-        (gzip.compress(lines(call("hello")).encode())[:12] + b"\xff" * 40, "cannot be read"),
+        (gzip.compress(b"[" * 5_000, mtime=0)[:-12], "cannot be read"),
+        (gzip.compress(lines(call("hello")).encode(), mtime=0)[:12] + b"\xff" * 40, "cannot be read"),
         (lzma.compress(lines(call("hello")).encode())[:-20], "cannot be read"),
         (b"[" * 100_000 + b"]" * 100_000, "is no recorded agent that is known here"),
         (lines({"messages": [USER], "tools": [{"name": 1}]}).encode(), "comes with tools that are none: "),
@@ -212,7 +215,12 @@ def test_a_folder_is_all_of_its_files(tmp_path: Path) -> None:
             lines({"tree": {"tree": {"children": [1]}}, "answer_generation": {}}).encode(),
             "a search tree that cannot be",
         ),
-        (lines([USER], {"x": 1}).encode(), "line 2 of .* is not of the kind of its first one; wanted: lines of"),
+        (
+            lines([USER], {"x": 1}).encode(),
+            "that is a conversation, and this an object with the keys x; wanted: lines of",
+        ),
+        (lines([USER], call("a")).encode(), "line 2 of .*: that is a conversation, and this a call; wanted: lines of"),
+        (lines([USER]).encode() + b"{", r"that is a conversation, and this no JSON \(.*\); wanted: lines of"),
         (lines([SAID]).encode()[:-3], "is no recorded agent that is known here"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from agentkv import ConfigError, ModelNotFound, Rate, Runtime
 from agentkv.cache import Event
 from agentkv.sampling_params import SamplingParams
+from agentkv.testing import scripted
 from support.engines import cold
 from support.runtimes import serving
 from support.tiny_chat import tiny_chat_tokenizer
@@ -97,6 +98,45 @@ def test_a_template_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
     path.write_bytes("{{ 'é' }}".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"latin\.jinja is no text in UTF-8"):
         Runtime("smollm2-135m", chat_template=path)
+
+
+@pytest.mark.parametrize(
+    "model", [None, 5, "", b"smollm2-135m", ["smollm2-135m"], object()], ids=lambda model: type(model).__name__
+)
+def test_what_can_be_no_model_is_refused_at_once(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model is a built-in name, a folder, .* got "):
+        Runtime(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"dtype": "float8"},
+            r"dtype='float8' is not known; known are auto, bfloat16, .* \(bf16, fp16, fp32 for short\)",
+        ),
+        ({"dtype": torch.int8}, r"dtype=torch\.int8 is not known"),
+        ({"dtype": 16}, "dtype=16 is not known"),
+        ({"device": "cuda:"}, 'device must be "cpu", "cuda" or one of several as "cuda:1", got \'cuda:\''),
+        ({"device": "CPU"}, "got 'CPU'"),
+        ({"device": 0}, "got 0"),
+    ],
+)
+def test_a_dtype_or_a_device_of_no_known_form_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Runtime("smollm2-135m", **options)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "float32", torch.float32], ids=str)
+async def test_a_dtype_may_be_told_as_reports_print_it(dtype: Any) -> None:
+    async with Runtime(scripted([]), dtype=dtype, num_pages=64) as runtime:
+        assert runtime.report().served_by.dtype == "fp32"
+
+
+async def test_a_device_that_torch_does_not_know_is_told_with_those_that_are_meant() -> None:
+    with pytest.raises(ConfigError) as caught:
+        await Runtime(scripted([]), device="gpu").start()
+    assert str(caught.value) == 'device=\'gpu\' is no device: use "cpu", "cuda" or "cuda:1"'
 
 
 def test_the_name_of_a_template_is_not_taken_for_its_text() -> None:

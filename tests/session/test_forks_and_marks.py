@@ -189,7 +189,7 @@ async def test_marks_from_before_a_fork_work_in_the_fork_and_no_others_do() -> N
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
 async def test_a_number_of_forks_that_cannot_be_is_refused(n: Any) -> None:
     async with served(scripted([])) as runtime:
-        with pytest.raises(ValueError, match="at least 1"):
+        with pytest.raises(ValueError if type(n) is int else TypeError, match="at least 1"):
             runtime.session().fork(n)
 
 

@@ -18,6 +18,7 @@ import agentkv
 import agentkv.sync
 from agentkv.errors import RuntimeClosed, SessionClosed
 from agentkv.testing import scripted
+from support.ctrl_c import heeding_ctrl_c
 
 OPTIONS = {"num_pages": 129, "strict": True}
 
@@ -207,14 +208,15 @@ def test_after_ctrl_c_nothing_of_the_call_runs_and_the_session_is_free() -> None
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.05)
+            for _ in range(100):  # turns of the loop
+                await asyncio.sleep(0)
             ended.append(True)
         return "never"
 
     call = '<tool_call>\n{"name": "interrupt", "arguments": {}}\n</tool_call>'
     with agentkv.sync.Runtime(scripted([call, "Well."]), **OPTIONS) as runtime:
         session = runtime.session(tools=[interrupt])
-        with pytest.raises(KeyboardInterrupt):
+        with heeding_ctrl_c(), pytest.raises(KeyboardInterrupt):
             session.run("Interrupt.")
         assert ended == [True]
         assert not session.busy

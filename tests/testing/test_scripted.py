@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -222,13 +222,37 @@ async def test_an_answer_follows_what_the_call_tells_the_template(told: bool) ->
         assert runtime.tokenizer.decode(reply.token_ids).startswith("<think>") is not told
 
 
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"text": 5}, "text must be a str, got 5"),
+        ({"reasoning": 5}, "reasoning must be a str or None, got 5"),
+        ({"calls": ["add"]}, r"list of \(name, arguments\), .* one of them is 'add'"),
+        ({"calls": [("add",)]}, r"one of them is \('add',\)"),
+        ({"calls": [("add", "{}")]}, r"one of them is \('add', '\{\}'\)"),
+        ({"calls": "add"}, "got 'add'"),
+        ({"token_ids": ["a"]}, "token_ids is a list of int or None"),
+        ({"token_ids": 5}, "token_ids is a list of int or None"),
+    ],
+)
+def test_the_parts_of_an_answer_are_checked_when_it_is_made(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        Answer(**parts)
+
+
 def test_what_cannot_be_a_script_is_refused_at_once() -> None:
     bare: Any = PreTrainedTokenizerFast
     without_end = bare(tokenizer_object=TOKENIZER.backend_tokenizer)
     with pytest.raises(ConfigError, match="eos_token"):
         scripted([], tokenizer=without_end)
-    with pytest.raises(TypeError, match="list of replies or a function"):
-        scripted("One.")
+    for no_list in ("One.", 5, {"Hi": "One."}):
+        with pytest.raises(TypeError, match="list of replies or a function"):
+            scripted(cast(Any, no_list))
+    for no_reply in (5, b"One.", [None], ["One.", 5]):
+        with pytest.raises(TypeError, match=r"reply 1 of the list is .*: a reply is a str, an Answer"):
+            scripted(cast(Any, ["Zero.", no_reply]))
+    with pytest.raises(ConfigError, match=r"template='chatml\.jinja' holds neither"):
+        scripted([], template="chatml.jinja")
     with pytest.raises(TypeError, match="text or the Path"):
         scripted([], template=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="stand for the whole answer"):
@@ -247,7 +271,7 @@ async def test_an_answer_of_another_type_or_without_markers_to_write_it_in_says_
         tokenizer_object=TOKENIZER.backend_tokenizer, eos_token="<|im_end|>"
     )
     replies: list[Any] = [3, Answer(calls=[("double", {})])]
-    async with serving(scripted(replies, tokenizer=no_template), **WIDE) as runtime:
+    async with serving(scripted(lambda asked: replies.pop(0), tokenizer=no_template), **WIDE) as runtime:
         with pytest.raises(TypeError, match="a reply is a str"):
             await runtime.generate("raw")
         with pytest.raises(ValueError, match="needs a chat template"):

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import logging
 import subprocess
 import sys
 import threading
@@ -208,6 +209,23 @@ async def test_a_raising_tool_has_a_result(error: BaseException, text: str, asyn
     assert result.error is not None
     assert any(part in result.error for part in text.split("|"))
     assert result.content == f"Error: {result.error}"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_where_a_tool_raised_is_logged_for_whoever_looks(
+    asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def deep_inside() -> None:
+        raise ValueError("no such page")
+
+    async def coroutine() -> None:
+        deep_inside()
+
+    with caplog.at_level(logging.DEBUG, logger="agentkv.tools"):
+        await run_one(coroutine if asynchronous else deep_inside)
+    (record,) = (record for record in caplog.records if record.name == "agentkv.tools")
+    assert record.exc_info is not None
+    assert "deep_inside" in caplog.text
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
