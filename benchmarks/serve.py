@@ -3,11 +3,11 @@
     python benchmarks/serve.py                   # 64 clients for two minutes
     python benchmarks/serve.py --seconds 10 --json serve.json
 
-Cost: the same request, one after another, by `Runtime.stream` and by a plain HTTP/1.1 client on a kept connection to
-`agentkv serve`'s application, turn about in one run; medians of each side, by the clock and by the processor time of
-the whole process, which other programs disturb less. The model is a scripted one of two layers, whose own time is in
-both sides and so in neither difference. The client reads bytes and parses nothing, since what a client spends is not
-the server's. Expected: at most 1 ms a request and 50 us a streamed token.
+Cost: the same request, one after another, by `Runtime.stream` and over a kept HTTP/1.1 connection to `agentkv serve`'s
+application, turn about in one run; medians of each side, by the clock and by the processor time of this process, which
+other programs disturb less. The model is a scripted one of two layers, whose own time is in both sides and so in
+neither difference. The client of HTTP is a process of its own that reads bytes and parses nothing, since what a client
+spends is not the server's. Expected: at most 1 ms a request and 50 us a streamed token.
 Crowd: each client asks over HTTP, one request after another, streamed or whole, and in about a third of them leaves
 at a random moment. Expected: books that balance, and as many tasks, open files and bytes of memory as after the
 warm-up, in which the same is done for a tenth of the time.
@@ -21,10 +21,12 @@ import gc
 import json
 import os
 import random
+import re
 import socket
 import statistics
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,6 +83,15 @@ class Crowd:
     itl: list[float] = field(default_factory=list)
 
 
+def http_request(body: bytes) -> bytes:
+    """A chat request as it goes over the wire."""
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 class Connection:
     """One kept HTTP/1.1 connection. Reads what the server sends, and looks for no more than its end."""
 
@@ -95,11 +106,7 @@ class Connection:
 
     async def parts(self, body: bytes) -> AsyncIterator[bytes]:
         """Send a chat request; the answer's body in one part, or in the chunks that it comes in."""
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
-        )
-        self._writer.write(head.encode() + body)
+        self._writer.write(http_request(body))
         got = await self._reader.readuntil(b"\r\n\r\n")
         if not got.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the server answered {got[:80]!r}")
@@ -147,26 +154,48 @@ class Spent:
     processor: float
 
 
-async def timed(work: Awaitable[None]) -> Spent:
-    begun, used = time.perf_counter(), time.process_time()
-    await work
-    return Spent(time.perf_counter() - begun, time.process_time() - used)
-
-
-async def in_process(runtime: Runtime, tokens: int, *, stream: bool) -> None:
+async def in_process(runtime: Runtime, tokens: int, *, stream: bool) -> Spent:
     """One call."""
+    begun, used = time.perf_counter(), time.process_time()
     if stream:
         async with runtime.stream(MESSAGES, max_tokens=tokens) as events:
             async for _ in events:
                 pass
     else:
         await runtime.generate(MESSAGES, max_tokens=tokens)
+    return Spent(time.perf_counter() - begun, time.process_time() - used)
 
 
-async def over_http(connection: Connection, body: bytes) -> None:
-    """One request."""
-    async for _ in connection.parts(body):
-        pass
+async def over_http(client: asyncio.subprocess.Process, body: bytes) -> Spent:
+    """One request. The client's clock; this process's processor time, in which passing the order on is included."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    used = time.process_time()
+    client.stdin.write(body + b"\n")
+    seconds = float(await client.stdout.readline())
+    return Spent(seconds, time.process_time() - used)
+
+
+def be_the_client(port: int) -> None:
+    """For each line of stdin, which is a body: ask, read to the answer's end, print the seconds."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for line in sys.stdin.buffer:
+            asked = http_request(line.rstrip())
+            begun = time.perf_counter()
+            connection.sendall(asked)
+            got = bytearray()
+            while not _ended(got):
+                got += connection.recv(2**16) or b"\r\n0\r\n\r\n"
+            print(time.perf_counter() - begun, flush=True)
+
+
+def _ended(got: bytearray) -> bool:
+    if got.endswith(b"\r\n0\r\n\r\n"):
+        return True
+    head, separator, body = got.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    return bool(separator and length and len(body) >= int(length[1]))
 
 
 async def costs(rounds: int) -> dict[str, Cost]:
@@ -175,15 +204,18 @@ async def costs(rounds: int) -> dict[str, Cost]:
     bodies = {case: request(tokens, stream=stream) for case, (tokens, stream) in cases.items()}
     spent: dict[str, dict[str, list[Spent]]] = {way: {case: [] for case in cases} for way in ("in process", "HTTP")}
     async with Runtime(scripted(lambda asked: "word " * LONG), num_pages=512) as runtime, served(runtime) as port:
-        connection = await Connection.to(port)
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--client", str(port),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
         for done in range(rounds + 3):
             for case, (tokens, stream) in cases.items():
-                inside = await timed(in_process(runtime, tokens, stream=stream))
-                outside = await timed(over_http(connection, bodies[case]))
+                inside = await in_process(runtime, tokens, stream=stream)
+                outside = await over_http(client, bodies[case])
                 if done >= 3:  # The first ones load and compile.
                     spent["in process"][case].append(inside)
                     spent["HTTP"][case].append(outside)
-        connection.close()
+        await client.communicate()  # Its stdin ends, and so does it.
         runtime.check()
     return {
         f"{way}, {by}": _cost({case: [getattr(each, by) for each in all_] for case, all_ in by_case.items()})
@@ -323,7 +355,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="how long the clients come and go")
     parser.add_argument("--rounds", type=int, default=60, help="requests of each kind and side")
     parser.add_argument("--json", type=Path, help="also write the figures there")
+    parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.client is not None:
+        be_the_client(args.client)
+        return
     console = Console()
     cost = asyncio.run(costs(args.rounds))
     console.print(cost_table(cost))

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from agentkv.errors import EngineFailed, RuntimeClosed
 from agentkv.session import Handle
-from agentkv.worker import Worker
 
 from .config import RuntimeConfig
+from .life import Life
 
 __all__ = ["RuntimeHandle"]
 
@@ -30,27 +29,13 @@ class RuntimeHandle(Handle):
     def _described(self) -> str:
         """Also of one whose constructor has raised, as debuggers show it."""
         own: dict[str, Any] = vars(self)
-        config, opened, worker = own.get("_config"), own.get("_opened"), own.get("_worker")
-        if own.get("_closed"):
-            state = "closed"
-        elif opened is not None:
-            state = "open" if worker is None else _state(worker)
-        else:
-            state = "not started" if worker is None else "starting"
-        if opened is None:
+        config: RuntimeConfig | None = own.get("_config")
+        life: Life | None = own.get("_life")
+        state = "not started" if life is None else life.state
+        served = None if life is None else life.served_by
+        if served is None:
             return f"{_named(None if config is None else config.model)}: {state}"
-        served = opened.served_by
         return f"{served.model!r} in {served.dtype} on {served.device}: {state}"
-
-
-def _state(worker: Worker) -> str:
-    try:
-        worker.require_open()
-    except EngineFailed:
-        return "failed"
-    except RuntimeClosed:
-        return "closed"
-    return "open"
 
 
 def _named(model: object) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import itertools
 import threading
-import weakref
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,21 +13,20 @@ from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
 from agentkv.chat import normalise, without_implicit
-from agentkv.errors import AgentKVError, EngineFailed, NotStarted, RuntimeClosed
+from agentkv.errors import AgentKVError
 from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Moment, Report
 from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session, with_advice
 from agentkv.streams import CallStream, Mailbox, Submitted, await_result
 from agentkv.tools import as_tools
-from agentkv.worker import Worker
 
 from .admission import Gate, Rate, RateLimits
 from .config import RuntimeConfig, read_template
 from .given import check_since, first_messages
 from .handle import RuntimeHandle
+from .life import Life
 from .opened import Opened
-from .opening import end, open_after
 from .prompt import Prompt, is_messages
 
 __all__ = ["Runtime"]
@@ -121,12 +117,7 @@ class Runtime(RuntimeHandle):
         self._call_ids = itertools.count()
         self._num_sessions = 0
         self._lock = threading.Lock()
-        self._worker: Worker | None = None
-        self._given_up: list[Worker] = []
-        """Workers whose start was cancelled; their threads may still hold the model for a moment."""
-        self._starting = 0
-        self._opened: Opened | None = None
-        self._closed = False
+        self._life = Life(self._config)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -136,53 +127,14 @@ class Runtime(RuntimeHandle):
         Cancelling the last task that waits here gives the loading up; a later start begins anew. Raises EngineFailed
         in a child process that was forked after the start.
         """
-        if self._worker is not None:
-            self._worker.require_own_process()
-        with self._lock:
-            if self._closed:
-                raise RuntimeClosed("this Runtime is closed; open a new one")
-            if self._worker is None:
-                # The thread knows its Runtime weakly: one that nobody holds any more ends it, as close() would.
-                opening = functools.partial(
-                    open_after, tuple(self._given_up), self._config, tell=weakref.WeakMethod(self._tell)
-                )
-                self._worker = Worker(opening)
-                weakref.finalize(self, self._worker.close).atexit = False
-                self._worker.start()
-            worker = self._worker
-            self._starting += 1
-        try:
-            await await_result(worker.ready)
-        except asyncio.CancelledError:
-            with self._lock:
-                if self._starting == 1 and not worker.ready.done():
-                    worker.close()
-                    self._worker = None
-                    self._given_up.append(worker)
-            raise
-        except BaseException:
-            with self._lock:
-                if self._worker is worker:
-                    self._worker = None
-            raise
-        finally:
-            with self._lock:
-                self._starting -= 1
-
-    def _tell(self, opened: Opened) -> None:
-        self._opened = opened
+        await self._life.start()
 
     async def close(self) -> None:
         """End the engine and give the model back. Calls that are still running raise RuntimeClosed.
 
         Waits for the step that is running and for nothing else. Twice is harmless.
         """
-        with self._lock:
-            self._closed = True
-            workers = [*self._given_up, *([] if self._worker is None else [self._worker])]
-        for worker in workers:
-            await end(worker)
-        self._given_up.clear()
+        await self._life.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -197,41 +149,34 @@ class Runtime(RuntimeHandle):
         Belongs to no call: nothing is cached and no figure changes.
         """
         await self.start()
-        await await_result(self._serving().ask(lambda engine: engine.warm_up(min(8, self.context_limit - 1))))
+        await await_result(self._life.worker.ask(lambda engine: engine.warm_up(min(8, self.context_limit - 1))))
 
     @property
     def failure(self) -> AgentKVError | None:
         """What a call would meet now: RuntimeClosed, EngineFailed, or nothing. Nothing is loaded for it."""
-        if self._closed:
-            return RuntimeClosed("this Runtime is closed; open a new one")
-        try:
-            if self._worker is not None:
-                self._worker.require_open()
-        except (RuntimeClosed, EngineFailed) as error:
-            return error
-        return None
+        return self._life.failure
 
     # -- what is served -----------------------------------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer, None where it has none. Known once started."""
-        return self._ready().tokenizer
+        return self._life.opened.tokenizer
 
     @property
     def context_limit(self) -> int:
         """Tokens of prompt and answer together. Known once started."""
-        return self._ready().context_limit
+        return self._life.opened.context_limit
 
     @property
     def model_name(self) -> str:
         """What reports call the model. Known once started."""
-        return self._ready().name
+        return self._life.opened.name
 
     @property
     def ready_seconds(self) -> float:
         """How long opening took, the imports of torch and transformers not counted. Known once started."""
-        return self._ready().ready_seconds
+        return self._life.opened.ready_seconds
 
     def count_tokens(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> int:
         """Tokens of a prompt as `generate` would send it. Known once started.
@@ -242,7 +187,7 @@ class Runtime(RuntimeHandle):
 
     def token_ids(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> tuple[int, ...]:
         """The ids that `generate` would send. As `count_tokens`."""
-        opened = self._ready()
+        opened = self._life.opened
         if not is_messages(prompt):
             return opened.encoder.encode(prompt)
         schemas = [tool.schema for tool in as_tools(tools)]
@@ -255,9 +200,10 @@ class Runtime(RuntimeHandle):
 
         Raises TypeError for a `since` that is no report, ValueError for one of another Runtime.
         """
-        opened, served_by = self._ready(), self._ready().served_by
+        opened = self._life.opened
+        served_by = opened.served_by
         check_since(since, served_by)
-        snapshot = self._serving().snapshot
+        snapshot = self._life.worker.snapshot
         assert snapshot is not None, "a started engine has a snapshot"
         calls = opened.tool_calls.counts
         now = Moment(snapshot, sessions=self._num_sessions, at=opened.clock(), tool_calls=calls)
@@ -269,7 +215,7 @@ class Runtime(RuntimeHandle):
         Blocks until the running step has ended: for tests. Raises RuntimeError in a listener, which runs on the
         thread that would have to answer.
         """
-        worker = self._serving()
+        worker = self._life.worker
         if worker.is_this_thread:
             raise RuntimeError("check() waits for the engine's thread, and this is it: call it outside of the listener")
         worker.ask(lambda engine: engine.check()).result()
@@ -354,15 +300,15 @@ class Runtime(RuntimeHandle):
         asked = prompt if isinstance(prompt, str) else list(prompt)
         turn = PlainTurn(
             self,
-            lambda served: self._ready().encoder.encode(asked),
+            lambda served: self._life.opened.encoder.encode(asked),
             asked,
             options,
-            encode_now=lambda: self._ready().encoder.encode_now(asked) if len(asked) <= _INLINE_LENGTH else None,
+            encode_now=lambda: self._life.opened.encoder.encode_now(asked) if len(asked) <= _INLINE_LENGTH else None,
         )
         return CallStream(turn, timeout)
 
     def _chat_turn(self, prompt: Sequence[Any], options: CallOptions) -> ChatTurn:
-        name = self._opened.name if self._opened is not None else "this model"
+        name = self._life.name
         asked = Conversation(without_implicit(normalise(prompt, model=name)))
         return ChatTurn(
             self,
@@ -400,10 +346,8 @@ class Runtime(RuntimeHandle):
         cache       False neither reads nor feeds the cache, for comparisons
         sampling    defaults of this session's calls
         """
-        if self._closed:
-            raise RuntimeClosed("this Runtime is closed; open a new one")
-        model = self._opened.name if self._opened is not None else "this model"
-        given = first_messages(system, messages, model=model)
+        self._life.require_not_closed()
+        given = first_messages(system, messages, model=self._life.name)
         options = CallOptions.given(
             cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
             chat_template_kwargs=chat_template_kwargs, sampling=sampling, own=("system", "messages", "history"),
@@ -417,11 +361,11 @@ class Runtime(RuntimeHandle):
     async def serve(self) -> Opened:
         """The model, loaded first if need be."""
         await self.start()
-        return self._ready()
+        return self._life.opened
 
     def served_now(self) -> Opened:
         """The model; raises NotStarted before it is loaded."""
-        return self._ready()
+        return self._life.opened
 
     def seconds_per_prompt_token(self) -> float | None:
         """What computing one more prompt token was measured to take, None before there was one."""
@@ -430,16 +374,16 @@ class Runtime(RuntimeHandle):
 
     async def submit(self, question: Question) -> Submitted:
         """Wait for a place in the queue, and hand the question to the engine."""
-        opened = self._ready()
+        opened = self._life.opened
         call = opened.call(question, next(self._call_ids))
-        still_open, salt = self._serving().require_open, question.cache_salt
+        still_open, salt = self._life.worker.require_open, question.cache_salt
         await self._rates.wait(name=call.name, cache_salt=salt, still_open=still_open, clock=opened.clock)
         if self._config.on_full == "raise":
             self._gate.enter_or_raise()
         else:
             await self._gate.enter()
         mailbox = Mailbox(on_admitted=self._gate.leave)
-        worker = self._serving()
+        worker = self._life.worker
         try:
             worker.submit(call, mailbox)
         except BaseException:
@@ -458,15 +402,5 @@ class Runtime(RuntimeHandle):
 
     def supersede(self, token_ids: array[int], start: int, cache_salt: str | None) -> None:
         """Tell the cache, soon, that what lies behind `start` was taken back; the array is not changed afterwards."""
-        namespace = self._ready().namespace(cache_salt)
-        self._serving().tell(lambda engine: engine.cache.supersede(token_ids, start, namespace=namespace))
-
-    def _ready(self) -> Opened:
-        if self._opened is None:
-            raise NotStarted("this Runtime has not been started: use `async with`, or await start() first")
-        return self._opened
-
-    def _serving(self) -> Worker:
-        if self._worker is None:
-            raise NotStarted("this Runtime has not been started: use `async with`, or await start() first")
-        return self._worker
+        namespace = self._life.opened.namespace(cache_salt)
+        self._life.worker.tell(lambda engine: engine.cache.supersede(token_ids, start, namespace=namespace))

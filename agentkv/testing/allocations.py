@@ -61,7 +61,7 @@ def fail_allocation(runtime: Runtime, n: int = 1) -> Iterator[FailingPool]:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"which allocation fails is an int of at least 1, got {n!r}")
     pool = FailingPool(n)
-    ask: Any = runtime._serving().ask
+    ask: Any = runtime._life.worker.ask
     ask(lambda engine: pool._install(engine.cache)).result()
     try:
         yield pool

@@ -21,6 +21,7 @@ from support.agent_turns import (
     librarian,
     nth_answer,
     shelf_of,
+    thoughtful,
     tool_call,
 )
 
@@ -35,7 +36,8 @@ def an_agent(name: str, client: Any, model: str, instructions: str = INSTRUCTION
         name,
         instructions=instructions,
         tools=TOOLS,
-        model=agents.OpenAIChatCompletionsModel(model, client),
+        # By itself it sends reasoning back to DeepSeek's models alone.
+        model=agents.OpenAIChatCompletionsModel(model, client, should_replay_reasoning_content=lambda context: True),
         model_settings=agents.ModelSettings(extra_args={"prompt_cache_key": "library"}, **settings),
     )
 
@@ -69,6 +71,12 @@ async def test_a_runner_with_two_tools_finds_its_resent_history_cached(client_of
         result, turns = await two_questions(agent, streamed=streamed)
         assert result.final_output == LAST_ANSWER
         check_resent_history(turns, runtime, "library", least=5)
+
+
+async def test_reasoning_that_the_model_is_told_to_send_back_is_found_cached(client_of: Any) -> None:
+    async with Runtime(scripted(thoughtful()), num_pages=1024) as runtime, client_of(runtime) as client:
+        result = await agents.Runner.run(an_agent("porter", client, "scripted"), FOLLOW_UP, run_config=QUIET)
+        check_resent_history(turns_of(result.raw_responses), runtime, "library")
 
 
 def handing_off(replies: Sequence[str]) -> Any:

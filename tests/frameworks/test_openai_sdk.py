@@ -22,6 +22,7 @@ from support.agent_turns import (
     find_book,
     librarian,
     shelf_of,
+    thoughtful,
 )
 from support.loopback import on_loopback
 
@@ -81,25 +82,35 @@ async def streamed(client: Any, **request: Any) -> Any:
         return await stream.get_final_completion()
 
 
+async def converse(client: Any, *questions: str, ask: Any = whole) -> tuple[Any, list[Turn]]:
+    """The last message, and all turns."""
+    messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}]
+    turns: list[Turn] = []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        while True:
+            answer = await ask(client, model="scripted", messages=messages, tools=TOOLS, prompt_cache_key="librarian")
+            turns.append(turn_of(answer.usage))
+            message = answer.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            messages += results_of(message)
+    return message, turns
+
+
 @pytest.mark.parametrize("ask", [whole, streamed])
 async def test_an_agent_finds_its_resent_history_cached(client_of: Any, ask: Any) -> None:
     async with Runtime(scripted(librarian()), num_pages=1024) as runtime, client_of(runtime) as client:
-        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}]
-        turns: list[Turn] = []
-        for question in (QUESTION, FOLLOW_UP):
-            messages.append({"role": "user", "content": question})
-            while messages[-1] is not None:
-                answer = await ask(
-                    client, model="scripted", messages=messages, tools=TOOLS, prompt_cache_key="librarian"
-                )
-                turns.append(turn_of(answer.usage))
-                message = answer.choices[0].message
-                messages.append(message)
-                if not message.tool_calls:
-                    break
-                messages += results_of(message)
+        message, turns = await converse(client, QUESTION, FOLLOW_UP, ask=ask)
         assert message.content == LAST_ANSWER
         check_resent_history(turns, runtime, "librarian", least=5)
+
+
+async def test_reasoning_goes_back_in_the_message_that_brought_it(client_of: Any) -> None:
+    async with Runtime(scripted(thoughtful()), num_pages=1024) as runtime, client_of(runtime) as client:
+        _, turns = await converse(client, FOLLOW_UP)
+        check_resent_history(turns, runtime, "librarian")
 
 
 @pytest.fixture(params=["http", "in_process"])

@@ -19,6 +19,7 @@ from support.agent_turns import (
     find_book,
     librarian,
     shelf_of,
+    thoughtful,
 )
 
 pydantic_ai = pytest.importorskip("pydantic_ai", reason="the extra `frameworks` is not installed: no pydantic-ai")
@@ -65,6 +66,12 @@ async def test_an_agent_with_two_tools_finds_its_resent_history_cached(client_of
         last = await ask(agent, FOLLOW_UP, first.all_messages())
         assert last.output == LAST_ANSWER
         check_resent_history(turns_of(last.all_messages()), runtime, "library", least=5)
+
+
+async def test_reasoning_goes_back_by_itself_and_is_found_cached(client_of: Any) -> None:
+    async with Runtime(scripted(thoughtful()), num_pages=1024) as runtime, client_of(runtime) as client:
+        result = await an_agent(client, "scripted").run(FOLLOW_UP)
+        check_resent_history(turns_of(result.all_messages()), runtime, "library")
 
 
 def a_call_first(context: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_MODEL = "smollm2-135m"
+IMPORT = re.compile(r"^(?:from|import) (agents|langchain|openai|pydantic_ai)\b", re.M)
+"""Packages of extras that not everybody has who runs the tests."""
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```python[^\n]*\n(?P<code>.*?)^```", re.M | re.S)
 
 
@@ -40,8 +43,9 @@ def all_blocks() -> list[object]:
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for block in blocks_of(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()):
             marks = [pytest.mark.real_model] if REAL_MODEL in block.code else []
-            if block.reason:
-                marks.append(pytest.mark.skip(reason=block.reason))
+            absent = [name for name in IMPORT.findall(block.code) if importlib.util.find_spec(name) is None]
+            if reason := block.reason or (f"not installed: {', '.join(absent)}" if absent else ""):
+                marks.append(pytest.mark.skip(reason=reason))
             found.append(pytest.param(block, id=f"{block.where}:{block.line}", marks=marks))
     return found
 

@@ -164,7 +164,7 @@ async def test_what_goes_wrong_when_a_stream_that_nobody_holds_is_ended_is_logge
     async with serving(tiny_model("llama")) as runtime:
         stream = runtime.stream(PROMPT, max_tokens=100)
         await anext(stream)
-        worker, call_id = runtime._serving(), stream._submitted.call_id  # type: ignore[union-attr]
+        worker, call_id = runtime._life.worker, stream._submitted.call_id  # type: ignore[union-attr]
         await asyncio.wrap_future(worker.ask(lambda engine: vars(engine).update(abort=fails)))
         del stream
         await asyncio.wrap_future(worker.ask(lambda engine: vars(engine).pop("abort")))

@@ -81,12 +81,12 @@ async def test_in_a_forked_child_an_open_runtime_says_so_instead_of_waiting_for_
         ]
         for work in works:
             # As the engine's thread may in the moment of the fork: in the child nobody ever lets the lock go.
-            with held_by_another_thread(runtime._serving()._wake):
+            with held_by_another_thread(runtime._life.worker._wake):
                 outcome = await in_a_child(work)
             assert outcome == (
                 "EngineFailed: this Runtime was opened in another process; open a Runtime after the fork"
             )
-        with held_by_another_thread(runtime._serving()._wake):
+        with held_by_another_thread(runtime._life.worker._wake):
             assert await in_a_child(lambda: asyncio.run(runtime.close())) == "None"
         reply = await runtime.generate(PROMPT, max_tokens=3)
         assert isinstance(reply, Reply)

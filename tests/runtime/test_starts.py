@@ -76,7 +76,7 @@ async def test_a_runtime_that_nobody_holds_any_more_ends_its_thread_and_gives_th
     assert runtime is not None
     session = runtime.session()
     assert (await runtime.generate(PROMPT, max_tokens=3)).token_ids == EXPECTED
-    thread = runtime._serving()._thread
+    thread = runtime._life.worker._thread
     runtime = None
     gc.collect()
     assert thread.is_alive(), "its session holds it"

@@ -261,7 +261,7 @@ async def test_a_receiver_that_raises_loses_its_call_and_nobody_else_anything(
 
     async with talking(model) as runtime:
         sink = Broken()
-        worker = runtime._serving()
+        worker = runtime._life.worker
         with caplog.at_level(logging.ERROR, logger="agentkv"):
             worker.submit(Call(4711, tuple(PROMPT), SamplingParams(max_tokens=50), seed=0), sink)
             reply = await runtime.generate(PROMPT, max_tokens=24)

@@ -98,7 +98,7 @@ async def test_a_rollback_hands_the_cache_the_ledger_itself_and_copies_no_token(
         session = runtime.session("Be brief.")
         mark = session.mark()
         await session.ask("One?")
-        cache = await asyncio.wrap_future(runtime._serving().ask(lambda engine: engine.cache))
+        cache = await asyncio.wrap_future(runtime._life.worker.ask(lambda engine: engine.cache))
         monkeypatch.setattr(cache, "supersede", lambda token_ids, start, namespace: told.append(token_ids))
         ledger = session.mark().conversation.ledger.token_ids
         session.rollback(mark)

@@ -25,6 +25,7 @@ __all__ = [
     "librarian",
     "nth_answer",
     "shelf_of",
+    "thoughtful",
     "tool_call",
 ]
 
@@ -105,3 +106,14 @@ def librarian() -> Callable[[Any], str | Answer]:
         LAST_ANSWER,
     ]
     return nth_answer([in_odd_cuts(text) for text in texts])
+
+
+def thoughtful() -> Callable[[Any], str | Answer]:
+    """One question: a call with reasoning before it, a call without, and the last answer."""
+    return nth_answer(
+        [
+            Answer(reasoning="A map. " * 20, calls=[("find_book", {"title": "atlas", "section": "maps"})]),
+            Answer(calls=[("shelf_of", {"numbers": [7], "lent": False})]),
+            LAST_ANSWER,
+        ]
+    )
