@@ -53,8 +53,9 @@ def quickstart(printed: str) -> None:
     first, second, left, right = shares(printed).values()
     assert first.cached == 0
     assert first.prompt <= second.cached < second.prompt
-    assert second.prompt <= left.cached < left.prompt
-    assert left.cached == right.cached
+    # Both hit all of the session. Whichever comes later may also find the words with which the other's question begins.
+    for fork in (left, right):
+        assert second.prompt <= fork.cached < fork.prompt
 
 
 def streaming(printed: str) -> None:
