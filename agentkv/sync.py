@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from agentkv.cache import Listener
-from agentkv.errors import RuntimeClosed
+from agentkv.errors import EngineFailed, RuntimeClosed
 from agentkv.events import StreamEvent, TextDelta
 from agentkv.loop_thread import LoopThread
 from agentkv.policies import Policy
@@ -332,6 +332,11 @@ class Runtime(RuntimeHandle):
     def asynchronous(self) -> AsyncRuntime:
         """The Runtime behind this one. It belongs to no loop, so any may await it."""
         return self._runtime
+
+    @property
+    def failure(self) -> RuntimeClosed | EngineFailed | None:
+        """Why no call can be made any more; None while it can, or once it is started."""
+        return self._runtime.failure
 
     @property
     def model_name(self) -> str:
