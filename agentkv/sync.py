@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from agentkv.cache import Listener
-from agentkv.errors import EngineFailed, RuntimeClosed
+from agentkv.errors import AgentKVError, RuntimeClosed
 from agentkv.events import StreamEvent, TextDelta
 from agentkv.loop_thread import LoopThread
 from agentkv.policies import Policy
@@ -334,7 +334,7 @@ class Runtime(RuntimeHandle):
         return self._runtime
 
     @property
-    def failure(self) -> RuntimeClosed | EngineFailed | None:
+    def failure(self) -> AgentKVError | None:
         """Why no call can be made any more; None while it can, or once it is started."""
         return self._runtime.failure
 
