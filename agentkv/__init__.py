@@ -1,10 +1,12 @@
 """Runs Hugging Face language models for agents over an exact, shared, counted prefix cache.
 
-`import agentkv` imports no torch and no transformers: they come in when a Runtime is started.
+`import agentkv` imports no torch and no transformers, which come in when a Runtime is started, and nothing of HTTP,
+which comes in with `openai_client` and `connect`.
 """
 
 from __future__ import annotations
 
+from agentkv.clients import RemoteRuntime, connect, openai_client
 from agentkv.errors import (
     AgentKVError,
     BrokenLogits,
@@ -19,6 +21,7 @@ from agentkv.errors import (
     ModelError,
     ModelNotFound,
     ModelUnsupported,
+    NotOverHTTP,
     NotStarted,
     OutOfPages,
     PendingToolCalls,
@@ -27,6 +30,7 @@ from agentkv.errors import (
     RequestError,
     RuntimeClosed,
     SamplingError,
+    ServerUnreachable,
     SessionBusy,
     SessionClosed,
     StreamClosed,
@@ -59,6 +63,7 @@ __all__ = [
     "ModelError",
     "ModelNotFound",
     "ModelUnsupported",
+    "NotOverHTTP",
     "NotStarted",
     "OutOfPages",
     "PendingToolCalls",
@@ -66,6 +71,7 @@ __all__ = [
     "QueueFull",
     "Rate",
     "ReasoningDelta",
+    "RemoteRuntime",
     "Reply",
     "Report",
     "RequestError",
@@ -74,6 +80,7 @@ __all__ = [
     "RuntimeClosed",
     "SamplingError",
     "SamplingParams",
+    "ServerUnreachable",
     "Session",
     "SessionBusy",
     "SessionClosed",
@@ -90,4 +97,6 @@ __all__ = [
     "TurnEnd",
     "Usage",
     "__version__",
+    "connect",
+    "openai_client",
 ]

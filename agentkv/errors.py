@@ -20,6 +20,8 @@
     │   ├── QueueFull        too many calls are waiting
     │   └── PoolFull         the pool has no page that may be taken
     ├── InternalError        a fault in agentkv's own tree or kernels: please report it
+    ├── NotOverHTTP          only a Runtime in this process can do it: open one              (also RuntimeError)
+    ├── ServerUnreachable    no whole answer came from a server: check its address, or ask again
     ├── NotStarted           the runtime was asked before it was started                      (also RuntimeError)
     ├── StreamClosed         a stream was left, or cancelled, before it had a reply           (also RuntimeError)
     ├── EngineFailed         the engine's thread died: open a new Runtime
@@ -46,6 +48,7 @@ __all__ = [
     "ModelError",
     "ModelNotFound",
     "ModelUnsupported",
+    "NotOverHTTP",
     "NotStarted",
     "OutOfPages",
     "PendingToolCalls",
@@ -54,6 +57,7 @@ __all__ = [
     "RequestError",
     "RuntimeClosed",
     "SamplingError",
+    "ServerUnreachable",
     "SessionBusy",
     "SessionClosed",
     "StreamClosed",
@@ -221,6 +225,19 @@ class PoolFull(CapacityError):
 
 class InternalError(AgentKVError):
     """The prefix tree or the kernels found themselves misused: a bug in agentkv, with the finding in __cause__."""
+
+
+class NotOverHTTP(AgentKVError, RuntimeError):
+    """What was asked needs the model's tokens or its engine, which stay with the server."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        """instead: what to do, as it continues a sentence."""
+        super().__init__(f"{what} cannot be had over HTTP: {instead}.")
+        self.what = what
+
+
+class ServerUnreachable(AgentKVError):
+    """Nothing answered, something else than a server of this kind did, or an answer broke off before its end."""
 
 
 class NotStarted(AgentKVError, RuntimeError):

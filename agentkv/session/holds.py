@@ -9,23 +9,23 @@ from typing import Protocol
 from agentkv.chat import Message
 from agentkv.errors import PendingToolCalls, RequestError
 from agentkv.events import ToolResult
-from agentkv.streams import CallStream
+from agentkv.streams import Stream
 from agentkv.tool_calls import ToolCall, ToolCallCounts
 from agentkv.tools import Tool, run_tool_calls
 
 from .options import CallOptions
 from .state import SessionState
-from .turns import Answered, ChatTurn, Conversation
+from .turns import Answered, Conversation
 
-__all__ = ["Hold", "MakeTurn", "SessionRun"]
+__all__ = ["Hold", "OpenStream", "SessionRun"]
 
 
-class MakeTurn(Protocol):
-    """Makes the next turn of a session's conversation."""
+class OpenStream(Protocol):
+    """Opens the stream of one more reply to a session's conversation."""
 
     def __call__(
         self, enter: Callable[[], Conversation], options: CallOptions, told: Callable[[Answered], None]
-    ) -> ChatTurn: ...
+    ) -> Stream: ...
 
 
 class Hold:
@@ -65,17 +65,17 @@ class SessionRun(Hold):
         state: SessionState,
         task: tuple[Message, ...],
         options: CallOptions,
-        make_turn: MakeTurn,
+        open_stream: OpenStream,
         count: Callable[[ToolCallCounts], None],
     ) -> None:
-        """make_turn: its answers are noted by whoever made it; count: hears of results that are errors."""
+        """open_stream: its answers are noted by whoever opened it; count: hears of results that are errors."""
         super().__init__(state, task)
-        self._options, self._make_turn, self._count = options, make_turn, count
+        self._options, self._open_stream, self._count = options, open_stream, count
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in options.tools}
 
-    def turn(self, conversation: Conversation, tool_choice: str | None, told: Callable[[Answered], None]) -> CallStream:
+    def turn(self, conversation: Conversation, tool_choice: str | None, told: Callable[[Answered], None]) -> Stream:
         options = self._options if tool_choice is None else replace(self._options, tool_choice=tool_choice)
-        return CallStream(self._make_turn(lambda: conversation, options, told), None)
+        return self._open_stream(lambda: conversation, options, told)
 
     def can_run(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)

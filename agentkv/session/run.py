@@ -11,7 +11,7 @@ from agentkv.chat import Message
 from agentkv.errors import StreamClosed
 from agentkv.events import StreamEvent, ToolResult
 from agentkv.reply import Reply
-from agentkv.streams import CallStream, Stream, check_timeout
+from agentkv.streams import Stream, check_timeout
 from agentkv.tool_calls import ToolCall, ToolCallCounts
 from agentkv.usage import Usage
 
@@ -47,7 +47,7 @@ class Run:
 class RunHost(Protocol):
     """A session, as its run sees it."""
 
-    def turn(self, conversation: Conversation, tool_choice: str | None, told: Callable[[Answered], None]) -> CallStream:
+    def turn(self, conversation: Conversation, tool_choice: str | None, told: Callable[[Answered], None]) -> Stream:
         """The stream of one more reply."""
 
     def can_run(self, call: ToolCall) -> bool:
@@ -89,7 +89,7 @@ class RunStream(Stream):
         """Once the session is held."""
         self._events: AsyncGenerator[StreamEvent, None] | None = None
         """Once the first event was asked for."""
-        self._now: CallStream | None = None
+        self._now: Stream | None = None
         self._tools: asyncio.Task[list[ToolResult]] | None = None
         self._run: Run | None = None
         self._error: BaseException | None = None

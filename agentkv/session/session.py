@@ -12,7 +12,7 @@ from agentkv.errors import RequestError
 from agentkv.reply import Reply
 from agentkv.report import Rewritten, SessionReport, report_of_usages
 from agentkv.sampling_params import SamplingParams
-from agentkv.streams import CallStream
+from agentkv.streams import CallStream, Stream
 from agentkv.tool_calls import ToolCallCounts
 from agentkv.tools import Tool
 from agentkv.usage import Usage
@@ -175,7 +175,7 @@ class Session(SessionHandle):
 
     def stream(
         self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
-    ) -> CallStream:
+    ) -> Stream:
         """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
         hold = Hold(self._state, self._question(content))
         options = self._call_options(tool_choice, sampling, ())
@@ -183,7 +183,7 @@ class Session(SessionHandle):
         def keep(answered: Answered) -> None:
             self._state.keep(answered.conversation)
 
-        return CallStream(self._turn(hold.enter, options, keep, hold.leave), timeout)
+        return self._open(hold.enter, options, keep, hold.leave, timeout)
 
     async def run(
         self,
@@ -214,7 +214,7 @@ class Session(SessionHandle):
     ) -> RunStream:
         """As `run`, as a stream of events, the results of the tools among them."""
         options = self._call_options(tool_choice, sampling, ("max_turns",))
-        run = SessionRun(self._state, self._question(task), options, self._turn, self._count_errors)
+        run = SessionRun(self._state, self._question(task), options, self._open, self._count_errors)
         forced = options.tool_choice if options.tool_choice not in ("auto", "none") else None
         return RunStream(run, max_turns=max_turns, tool_choice=forced, timeout=timeout)
 
@@ -263,12 +263,12 @@ class Session(SessionHandle):
             self._host.supersede(left.ledger.token_ids, kept, self._options.cache_salt)
 
     @overload
-    def fork(self) -> Session: ...
+    def fork(self) -> Self: ...
 
     @overload
-    def fork(self, n: int) -> list[Session]: ...
+    def fork(self, n: int) -> list[Self]: ...
 
-    def fork(self, n: int | None = None) -> Session | list[Session]:
+    def fork(self, n: int | None = None) -> Self | list[Self]:
         """Another session, or n, that go on from here, each on its own. Nothing is copied or computed.
 
         Of a busy session, its last finished state is forked.
@@ -281,10 +281,10 @@ class Session(SessionHandle):
             raise ValueError(f"fork takes how many, an int of at least 1, got {n!r}")
         return [self._fork() for _ in range(n)]
 
-    def _fork(self) -> Session:
+    def _fork(self) -> Self:
         number, state = self._state.fork(self._fork_name)
         self._host.session_opened()
-        return Session(
+        return type(self)(
             self._host,
             options=replace(self._options, name=self._fork_name(number)),
             history="exact" if self._exact else "template",
@@ -386,6 +386,17 @@ class Session(SessionHandle):
             options = replace(options, tool_choice=tool_choice)
         return replace(options, params=SamplingParams.from_kwargs(options.params, **sampling)) if sampling else options
 
+    def _open(
+        self,
+        enter: Callable[[], Conversation],
+        options: CallOptions,
+        told: Callable[[Answered], None],
+        left: Callable[[], None] = lambda: None,
+        timeout: float | None = None,
+    ) -> Stream:
+        """The stream of one more reply; whoever serves it elsewhere than in an engine of this process opens another."""
+        return CallStream(self._turn(enter, options, told, left), timeout)
+
     def _turn(
         self,
         enter: Callable[[], Conversation],
@@ -411,6 +422,8 @@ class Session(SessionHandle):
     def _note(self, answered: Answered) -> None:
         self._state.count(answered.reply.usage, ToolCallCounts.of_calls(answered.reply.tool_calls))
         prompt = answered.prompt
+        if prompt is None:
+            return
         tokens = prompt.surplus_tokens if self._exact else prompt.rewritten_tokens
         if prompt.change is None or tokens <= 0:
             return

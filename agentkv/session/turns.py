@@ -81,8 +81,8 @@ class Answered:
 
     reply: Reply
     conversation: Conversation
-    prompt: TurnPrompt
-    """What was asked."""
+    prompt: TurnPrompt | None
+    """What was asked; None where only whoever served it knows its ids."""
 
 
 def known(conversation: Conversation, served: Served, options: CallOptions) -> Conversation:
