@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from agentkv.cache import Listener
-from agentkv.errors import RuntimeClosed
+from agentkv.errors import AgentKVError, RuntimeClosed
 from agentkv.events import StreamEvent, TextDelta
 from agentkv.loop_thread import LoopThread
 from agentkv.policies import Policy
@@ -321,6 +321,11 @@ class Runtime:
     def asynchronous(self) -> AsyncRuntime:
         """The Runtime behind this one. It belongs to no loop, so any may await it."""
         return self._runtime
+
+    @property
+    def failure(self) -> AgentKVError | None:
+        """What a call would meet now: RuntimeClosed, EngineFailed, or nothing. Nothing is loaded for it."""
+        return self._runtime.failure
 
     @property
     def model_name(self) -> str:
