@@ -335,7 +335,7 @@ class Runtime(RuntimeHandle):
 
     @property
     def failure(self) -> AgentKVError | None:
-        """Why no call can be made any more; None while it can, or once it is started."""
+        """What a call would meet now: RuntimeClosed, EngineFailed, or nothing. Nothing is loaded for it."""
         return self._runtime.failure
 
     @property

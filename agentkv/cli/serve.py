@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentkv.cli.console import console, examples, progress_line
+from agentkv.cli.entry import leave_at_once
 from agentkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from agentkv.server import ServerConfig
 
 __all__ = ["SERVE_EXAMPLES", "serve"]
+
+_OPEN_FILES = 65_536
 
 SERVE_EXAMPLES = examples(
     "agentkv serve",
@@ -53,7 +58,8 @@ def serve(
     """Serve a model over HTTP: OpenAI's chat completions and completions, over one shared prefix cache.
 
     Point a client's base URL at http://HOST:PORT/v1. SIGTERM and Ctrl-C drain: new requests get 503, what runs comes
-    to its end; a second one ends at once. At the end a report says what the cache saved.
+    to its end, and a report says what the cache saved; a second one ends at once. Exit code 0: all came to its end; 1:
+    some took longer than --drain-timeout; 143 and 130: a second SIGTERM or Ctrl-C.
     """
     try:
         from agentkv.server import ServerConfig
@@ -73,11 +79,17 @@ def serve(
         drain_timeout=drain_timeout,
     )
     runtime = Runtime(model, dtype=dtype, memory=memory, max_queue=max_queue, on_full="raise")
+    _allow_many_connections()
     with bound_socket(config) as listening:
-        asyncio.run(_serve(runtime, config, listening))
+        cut_off = asyncio.run(_serve(runtime, config, listening))
+    if cut_off:
+        were = "request was" if cut_off == 1 else "requests were"
+        typer.echo(f"agentkv: {cut_off} {were} still running after {drain_timeout:g} s, and ended", err=True)
+        raise typer.Exit(1)
 
 
-async def _serve(runtime: Runtime, config: ServerConfig, listening: socket.socket) -> None:
+async def _serve(runtime: Runtime, config: ServerConfig, listening: socket.socket) -> int:
+    """Until a signal ends it; how many requests were cut off by that."""
     from agentkv.server import create_app
     from agentkv.server.listen import Server
 
@@ -94,9 +106,21 @@ async def _serve(runtime: Runtime, config: ServerConfig, listening: socket.socke
         line = f"{app.state.serving.model} listens on {place}/v1, documented at {place}/docs"
         out.print(line, markup=False, highlight=False, soft_wrap=True)
         await server.answer(listening)
+        if server.forced_by is not None:
+            leave_at_once(128 + server.forced_by)
         out.print(str(runtime.report()), markup=False, highlight=False, soft_wrap=True)
+        return server.cut_off
     finally:
         await runtime.close()
+
+
+def _allow_many_connections() -> None:
+    """As many open files as this process may have: each connection takes one, and shells often allow 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # Then it stays as it is, which is enough for some.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

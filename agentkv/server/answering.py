@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -11,19 +10,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, api_error, error_body, error_response
+from .wire import to_json
 
-__all__ = ["EventStream", "Whole", "to_json"]
+__all__ = ["EventStream", "Whole", "error_event"]
 
 T = TypeVar("T")
-
-
-def to_json(data: Any) -> bytes:
-    """As it goes over the wire: UTF-8 without spaces; a lone surrogate, which UTF-8 cannot hold, is escaped."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(data, separators=(",", ":")).encode()
 
 
 class Whole(Response):
@@ -77,7 +68,7 @@ class EventStream(Response):
             if not begun:
                 await error_response(failure)(scope, receive, send)
                 return
-            end = _event(to_json(error_body(failure)))
+            end = error_event(failure)
         finally:
             close = getattr(events, "aclose", None)
             if close is not None:
@@ -112,6 +103,11 @@ async def _start(send: Send, status: int, content_type: bytes, length: int | Non
     else:
         headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that fails after it began."""
+    return _event(to_json(error_body(error)))
 
 
 def _event(data: bytes) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,8 @@ from .serving import Serving
 __all__ = ["create_app"]
 
 _NO_JSON = "invalid_json"
+_FIELD = re.compile(r"[a-z][a-z0-9_]*|[0-9]+")
+_KINDS = frozenset({"bool", "dict", "float", "int", "list", "str"})
 
 
 def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
@@ -93,11 +97,18 @@ def _validation_error(errors: Sequence[Any]) -> ApiError:
         return ApiError(
             400, f"unrecognized argument: {'.'.join(place)}", param=".".join(place), code="unknown_parameter"
         )
+    place = _fields_of(place)
     if not place:
         return ApiError(400, f"the body must be a JSON object, sent as application/json: {first['msg']}")
     name = ".".join(place)
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     return ApiError(400, f"{name}: {first['msg']}", param=name, code=code)
+
+
+def _fields_of(place: Sequence[str]) -> list[str]:
+    """The part of a place that the client can see: pydantic goes on with the kinds that it tried (`list[str]`)."""
+    seen = list(itertools.takewhile(lambda part: _FIELD.fullmatch(part) and part not in _KINDS, place))
+    return seen or list(place[:1])
 
 
 def _without_422(app: FastAPI) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .answering import error_event
 from .config import ServerConfig
-from .errors import ApiError, api_error, error_response
+from .errors import ApiError, api_error, error_response, unavailable
 from .serving import Serving
 
 __all__ = ["Door"]
@@ -47,7 +48,12 @@ class Door:
             return
         if body is None:  # The client left while it was sending.
             return
-        given = begun = False
+        with self._serving.counted():
+            await self._hand_on(scope, body, receive, send)
+
+    async def _hand_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Call the application; what it raises, and what is cut off, is answered where that is still possible."""
+        given = begun = streams = False
 
         async def receive_whole() -> Message:
             nonlocal given
@@ -57,17 +63,25 @@ class Door:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send_on(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal begun, streams
+            if not begun:
+                begun, streams = True, _is_stream(message)
             await send(message)
 
-        with self._serving.counted():
-            try:
-                await self._app(scope, receive_whole, send_on)
-            except Exception as error:
-                if begun:
-                    raise
-                await error_response(api_error(error))(scope, receive, send)
+        try:
+            await self._app(scope, receive_whole, send_on)
+        except Exception as error:
+            if begun:
+                raise
+            await error_response(api_error(error))(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._serving.was_cut_off or (begun and not streams):
+                raise
+            ended = unavailable("the server ended before this answer did", code="draining")
+            if begun:
+                await send({"type": "http.response.body", "body": error_event(ended), "more_body": False})
+            else:
+                await error_response(ended)(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         if scope["path"] in _OPEN_TO_ALL:
@@ -127,6 +141,10 @@ async def _linger(receive: Receive) -> None:
         async with asyncio.timeout(_LINGER_SECONDS):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
                 pass
+
+
+def _is_stream(start: Message) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"])
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from agentkv.errors import (
     AgentKVError,
@@ -32,6 +32,8 @@ from agentkv.errors import (
     RequestError,
     RuntimeClosed,
 )
+
+from .wire import to_json
 
 __all__ = ["ApiError", "ErrorBody", "api_error", "error_body", "error_response", "unavailable"]
 
@@ -72,14 +74,15 @@ class ApiError(Exception):
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The body, as plain data; also the last event of a stream that fails after it began."""
+    """The body, as plain data."""
     detail = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return {"error": detail}
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_response(error: ApiError) -> Response:
     """The whole answer."""
-    return JSONResponse(error_body(error), status_code=error.status, headers=error.headers)
+    body = to_json(error_body(error))
+    return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 def api_error(error: BaseException, *, param: str | None = None) -> ApiError:

@@ -56,23 +56,29 @@ class Server(uvicorn.Server):
         self._serving: Serving = app.state.serving
         self._drain_timeout = config.drain_timeout
         self._draining: asyncio.Task[None] | None = None
+        self.cut_off = 0
+        """Requests that were still running when the time to drain was over."""
+        self.forced_by: int | None = None
+        """The signal that ended it at once, where a second one came."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """In the main thread, between two steps of its loop."""
         if self._draining is not None:
+            self.forced_by = sig
             self.should_exit = self.force_exit = True
             return
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, which waits for connections; where it is to end at once, nothing is waited for."""
+        if not self.force_exit:
+            await super().shutdown(sockets)
+
     async def _drain(self) -> None:
-        await self._serving.drain(self._drain_timeout)
+        if not await self._serving.drain(self._drain_timeout):
+            self.cut_off = await self._serving.cut_off()
         self.should_exit = True
 
     async def answer(self, listening: socket.socket) -> None:
         """Until a signal ends it."""
         await self.serve(sockets=[listening])
-
-    @property
-    def drained(self) -> bool:
-        """Whether a signal was taken and all that ran came to its end."""
-        return self._draining is not None and self._serving.idle

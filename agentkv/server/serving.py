@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from agentkv.errors import RuntimeClosed
 from agentkv.runtime import Runtime
@@ -14,6 +15,8 @@ from .errors import ApiError, unavailable
 
 __all__ = ["Serving"]
 
+_SECONDS_TO_TELL = 2.0
+
 
 class Serving:
     """One for each application. Used on its loop alone."""
@@ -22,7 +25,8 @@ class Serving:
         self.runtime = runtime
         self.draining = False
         self._served_model = served_model
-        self._inside = 0
+        self._inside: set[asyncio.Task[Any]] = set()
+        self._cut_off = False
         self._emptied = asyncio.Event()
 
     @property
@@ -44,10 +48,10 @@ class Serving:
         """What a token adds to a text."""
         return vocabulary_of(self.runtime.tokenizer).token_bytes(token_id)
 
-    async def require_model(self, asked: str) -> None:
-        """Raise 404 for another model than the one that is served; loads it first, if need be."""
+    async def require_model(self, asked: str | None) -> None:
+        """Raise 404 for another model than the one that is served, None being that one; loads it first, if need be."""
         await self.runtime.start()
-        if asked != self.model:
+        if asked not in (None, self.model):
             raise ApiError(
                 404, f"the model {asked!r} is not served here; {self.model!r} is", param="model", code="model_not_found"
             )
@@ -63,19 +67,21 @@ class Serving:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Around each request."""
-        self._inside += 1
+        task = asyncio.current_task()
+        assert task is not None, "an application runs in a task"
+        self._inside.add(task)
         self._emptied.clear()
         try:
             yield
         finally:
-            self._inside -= 1
+            self._inside.discard(task)
             if not self._inside:
                 self._emptied.set()
 
     @property
-    def idle(self) -> bool:
-        """Whether nobody is inside."""
-        return not self._inside
+    def was_cut_off(self) -> bool:
+        """Whether what is cancelled now was, because the time to drain is over."""
+        return self._cut_off
 
     async def drain(self, timeout: float) -> bool:
         """Take nothing new and wait for what is inside; False where some of it took longer."""
@@ -88,3 +94,13 @@ class Serving:
         except TimeoutError:
             return False
         return True
+
+    async def cut_off(self) -> int:
+        """Cancel what is inside, which tells its clients so, and wait for its end; how many requests that were."""
+        self._cut_off = True
+        inside = list(self._inside)
+        for task in inside:
+            task.cancel()
+        if inside:
+            await asyncio.wait(inside, timeout=_SECONDS_TO_TELL)
+        return len(inside)

@@ -6,14 +6,18 @@ import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import agentkv
 import agentkv.testing
 from agentkv.cli.chat_commands import _COMMANDS as CHAT_COMMANDS
 from agentkv.cli.commands import app
 from agentkv.policies import known_policies
+from agentkv.server.openai.chat_request import ChatRequest
+from agentkv.server.openai.completion_request import CompletionRequest
 from agentkv.usage import MISS_CAUSES, Usage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +70,23 @@ def test_each_cause_of_a_miss_is_explained(cause: str) -> None:
 @pytest.mark.parametrize("figure", [field.name for field in fields(Usage) if field.name != "cached_by_tier"])
 def test_each_figure_of_usage_is_described(figure: str) -> None:
     assert re.search(rf"`{figure}`", text_of("docs/misses.md"))
+
+
+@pytest.mark.parametrize("field", sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields}))
+def test_each_field_of_a_request_is_described(field: str) -> None:
+    assert re.search(rf"^\| [^|]*`[^`|]*\b{field}\b[^`|]*`[^|]* \|", text_of("docs/server.md"), re.M)
+
+
+def options_of_serve() -> list[str]:
+    program: Any = get_command(app)
+    serve = program.commands["serve"]
+    return [option for parameter in serve.params for option in parameter.opts if option != "model"]
+
+
+@pytest.mark.parametrize("option", options_of_serve())
+def test_each_option_of_the_server_is_in_its_synopsis(option: str) -> None:
+    section = text_of("docs/commands.md").split("## agentkv serve")[1].split("\n## ")[0]
+    assert f"[{option} " in section
 
 
 def public_names(kind: type) -> list[str]:

@@ -116,6 +116,28 @@ async def test_assistant_text_that_comes_back_as_text_hits_wholly(door: Any) -> 
             messages += [said, {"role": "user", "content": f"And then, {turn}?"}]
 
 
+async def test_a_turn_sent_the_moment_the_last_one_ends_hits_wholly(door: Any) -> None:
+    async with scripted_runtime(lambda asked: "There it is.") as runtime, door(runtime) as client:
+        for number in range(30):
+            messages: list[dict[str, Any]] = [{"role": "user", "content": f"{number} is what I ask for."}]
+            body = {"model": "scripted", "messages": messages, "stream": True}
+            text = ""
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if not line:
+                        continue
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    text += choice["delta"].get("content") or ""
+                    if choice["finish_reason"] is not None:
+                        break
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+                second = await ask(client, messages=messages)
+            first = await ask(client, messages=messages[:1])
+            # All but the token that was sampled last, which no forward has seen.
+            cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached >= first["usage"]["total_tokens"] - 1
+
+
 async def test_results_of_tools_come_back_and_the_history_hits(door: Any) -> None:
     def reply(asked: Any) -> Any:
         return "Rain." if asked[-1]["role"] == "tool" else Answer(calls=[("weather", {"place": "Oslo"})])
@@ -171,6 +193,19 @@ async def test_calls_side_by_side_come_with_their_numbers(door: Any, parallel: b
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather", "clock"]
     assert [streamed["tool_calls"][number]["name"] for number in (0, 1)] == ["weather", "clock"]
     assert len({call["id"] for call in choice["message"]["tool_calls"]}) == 2
+
+
+async def test_a_call_that_nobody_can_read_is_told_the_same_whole_and_streamed(door: Any) -> None:
+    asked = {"messages": HI, "tools": [CLOCK]}
+    broken = "Now:<tool_call>\nclock, please\n</tool_call>"
+    async with scripted_runtime(lambda asked: broken) as runtime, door(runtime) as client:
+        (choice,) = (await ask(client, **asked))["choices"]
+        streamed = told(await chunks_of(client, **asked))
+    (call,) = choice["message"]["tool_calls"]
+    (told_call,) = streamed["tool_calls"].values()
+    assert "clock, please" in call["function"]["arguments"] == told_call["arguments"]
+    assert call["id"] == told_call["id"]
+    assert choice["finish_reason"] == streamed["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -237,6 +272,7 @@ async def test_n_choices_are_counted_once_in_the_prompt(door: Any) -> None:
         one = await ask(client, messages=HI)
     assert [(c["index"], c["message"]["content"]) for c in answer["choices"]] == [(0, "a"), (1, "b"), (2, "c")]
     assert answer["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert answer["usage"]["completion_tokens"] == 6
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from support.servers import ask, chunks_of, scripted_runtime
+from agentkv import Runtime
+from agentkv.testing import scripted
+from support.servers import ask, chunks_of, in_process, scripted_runtime
 
 PATH = "/v1/completions"
 PAGE = 4
@@ -137,6 +139,17 @@ async def test_tokens_there_and_back(door: Any) -> None:
         assert counted["max_model_len"] == 2048
         back = await client.post("/detokenize", json={"tokens": counted["tokens"]})
         assert back.json() == {"prompt": text}
+
+
+async def test_a_runtime_that_is_not_started_starts_with_its_first_request() -> None:
+    for path, body in (("/tokenize", {"prompt": "Hi"}), ("/v1/completions", {"prompt": "Hi", "model": "scripted"})):
+        runtime = Runtime(scripted(["Yes."]), num_pages=64)
+        try:
+            async with in_process(runtime) as client:
+                assert (await client.get("/health")).status_code == 200
+                assert (await client.post(path, json=body)).status_code == 200
+        finally:
+            await runtime.close()
 
 
 async def test_messages_are_counted_as_they_are_sent(door: Any) -> None:

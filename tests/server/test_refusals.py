@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 from typing import Any
 
 import pytest
 
 from agentkv import ConfigError, Runtime
 from agentkv.server import ServerConfig
+from agentkv.session.turns import ChatTurn
 from agentkv.testing import fail_allocation, scripted
 from support.servers import ask, events_of, in_process, over_http, refusal_of, scripted_runtime
 
@@ -23,6 +26,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1}, "temperature"),
     ({"temperature": 2.5}, "temperature"),
     ({"temprature": 0.5}, "temprature"),
+    ({"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
@@ -63,7 +67,10 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}}}, "response_fo"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}}},
+        "response_format",
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"modalities": ["audio"]}, "modalities"),
@@ -103,7 +110,7 @@ async def test_wrong_fields_are_refused_by_name(stream: bool) -> None:
                 response = await client.post(path, content=json.dumps(body))
                 assert response.status_code == 400, wrong
                 error = refusal_of(response, 400)
-                if not (error["param"] or "").startswith(param):
+                if not re.fullmatch(rf"{param}[a-z0-9._]*", error["param"] or ""):
                     misnamed.append((wrong, error))
                 assert error["type"] == "invalid_request_error"
         assert not misnamed
@@ -127,6 +134,7 @@ NO_JSON: list[bytes] = [
     b'"text"',
     b"model=scripted",
     b"\x00",
+    b'{"\\ud800": 1}',
 ]
 
 
@@ -205,14 +213,44 @@ async def test_what_fails_before_its_first_token_keeps_its_status(door: Any, str
         await ask(client, messages=HI)
 
 
-async def test_what_fails_after_its_first_token_is_the_streams_last_event(door: Any) -> None:
-    long = "A long answer, of which the pool takes only the beginning, for it holds few pages."
-    async with scripted_runtime([long]) as runtime, door(runtime) as client:
-        with fail_allocation(runtime, 3) as pool:
-            *_, last = await events_of(client, CHAT, messages=HI)
-    assert pool.failed
-    # The call was preempted and went on, or it failed by an event; never a stream that just stops.
-    assert last == "[DONE]" or "error" in json.loads(last)
+async def test_what_fails_after_its_first_token_is_the_streams_last_event(
+    door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = itertools.count(), ChatTurn.read
+
+    def failing(turn: ChatTurn, update: Any) -> Any:
+        if next(reads) == 3:
+            raise RuntimeError("the fourth token cannot be read")
+        return read(turn, update)
+
+    async with scripted_runtime(["Many words.", "Yes."]) as runtime, door(runtime) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(ChatTurn, "read", failing)
+            first, *_, last = await events_of(client, CHAT, messages=HI)
+        assert "choices" in json.loads(first)
+        assert json.loads(last)["error"]["code"] == "internal_error"
+        assert "fourth token" not in last
+        await ask(client, messages=HI)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_call_that_fails_in_the_engine_fails_alone(door: Any, stream: bool) -> None:
+    async with scripted_runtime([OSError("the disk is gone"), "Yes."]) as runtime, door(runtime) as client:
+        answer = await client.post(CHAT, json={"model": "scripted", "messages": HI, "stream": stream})
+        assert refusal_of(answer, 500)["type"] == "server_error"
+        await ask(client, messages=HI)
+
+
+async def test_a_stream_goes_on_whole_across_a_preemption(door: Any) -> None:
+    long = "One, two, three, four, five, six, seven, eight, nine, ten."
+    async with scripted_runtime(lambda asked: long) as runtime, door(runtime) as client:
+        with fail_allocation(runtime, 6) as pool:
+            streams = await asyncio.gather(*(events_of(client, CHAT, messages=HI, user=str(n)) for n in range(3)))
+        assert pool.failed
+    for *chunks, done in streams:
+        assert done == "[DONE]"
+        deltas = [choice["delta"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == long
 
 
 async def test_a_full_queue_is_429_with_when_to_come_again(door: Any) -> None:

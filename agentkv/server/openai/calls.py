@@ -149,7 +149,12 @@ async def _events(stream: CallStream, one_call: bool) -> AsyncGenerator[_Read]:
         seen = choices[event.index]
         if isinstance(event, TurnEnd):
             seen.ended = True
-            yield _Read(replace(event, reply=_up_to(event.reply, seen)) if seen.cut else event)
+            reply = event.reply
+            if seen.cut:
+                reply = _up_to(reply, seen)
+            elif one_call:  # A further one that nobody can read was not told as it came.
+                reply = replace(reply, tool_calls=reply.tool_calls[:1])
+            yield _Read(replace(event, reply=reply))
         elif isinstance(event, ToolCallDelta):
             if seen.call_id is None:
                 seen.call_id = event.id

@@ -51,7 +51,7 @@ class CompletionFields(BaseModel):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Number] | None = None
-    prompt_cache_key: StrictStr | None = None
+    prompt_cache_key: Annotated[StrictStr, Field(max_length=512)] | None = None
     """Who calls, in reports."""
 
     # Taken, and changes nothing.
@@ -72,7 +72,7 @@ class CompletionFields(BaseModel):
     cache_salt: StrictStr | None = None
     """Calls share pages only with calls of an equal salt."""
     return_token_ids: StrictBool = False
-    """Also give the ids of the prompt and of each choice."""
+    """Also give each choice's ids, and each chunk's in a stream."""
 
     def sampling(self) -> dict[str, Any]:
         """The keywords of a call's SamplingParams; what is absent or null keeps its default."""

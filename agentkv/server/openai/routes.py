@@ -135,7 +135,7 @@ def openai_router(serving: Serving) -> APIRouter:
 
     @router.post("/tokenize", tags=["Tokens"], summary="The token ids of a text, or of messages by the chat template")
     async def tokenize(body: TokenizeRequest) -> JSONResponse:
-        await serving.require_model(body.model or serving.model)
+        await serving.require_model(body.model)
         prompt, tools = body.asked()
         try:
             token_ids = await asyncio.to_thread(serving.runtime.token_ids, prompt, tools=tools)
@@ -147,7 +147,7 @@ def openai_router(serving: Serving) -> APIRouter:
 
     @router.post("/detokenize", tags=["Tokens"], summary="The text of token ids")
     async def detokenize(body: DetokenizeRequest) -> JSONResponse:
-        await serving.require_model(body.model or serving.model)
+        await serving.require_model(body.model)
         try:
             text = await asyncio.to_thread(serving.text_of, body.tokens)
         except (ValueError, TypeError) as error:
