@@ -42,9 +42,9 @@ class Door:
             self._check(scope)
             body = await self._body(scope, receive)
         except ApiError as error:
-            await error_response(error)(scope, receive, send)
             if error.status == 413:
                 await _linger(receive)
+            await error_response(error)(scope, receive, send)
             return
         if body is None:  # The client left while it was sending.
             return

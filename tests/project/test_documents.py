@@ -43,7 +43,8 @@ def all_blocks() -> list[object]:
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for block in blocks_of(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()):
             marks = [pytest.mark.real_model] if REAL_MODEL in block.code else []
-            absent = [name for name in IMPORT.findall(block.code) if importlib.util.find_spec(name) is None]
+            named = sorted(set(IMPORT.findall(block.code)))
+            absent = [name for name in named if importlib.util.find_spec(name) is None]
             if reason := block.reason or (f"not installed: {', '.join(absent)}" if absent else ""):
                 marks.append(pytest.mark.skip(reason=reason))
             found.append(pytest.param(block, id=f"{block.where}:{block.line}", marks=marks))
