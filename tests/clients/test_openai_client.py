@@ -21,6 +21,7 @@ import agentkv
 import agentkv.sync
 from agentkv import ConfigError, Runtime
 from agentkv.testing import Answer, scripted
+from support.ctrl_c import heeding_ctrl_c
 from support.families import Gated
 from support.runtimes import idle_and_sound, serving
 from support.servers import over_http
@@ -325,7 +326,7 @@ def test_what_interrupts_a_wait_aborts_the_request() -> None:
 
         helper = threading.Thread(target=late)
         helper.start()
-        with pytest.raises(KeyboardInterrupt):
+        with heeding_ctrl_c(), pytest.raises(KeyboardInterrupt):
             client.chat.completions.create(**ask())
         helper.join()
         runtime.check()
@@ -353,7 +354,7 @@ def test_ctrl_c_in_the_middle_of_a_stream_aborts_its_call() -> None:
                         model.gate.close()
                         helper.start()
 
-        with pytest.raises(KeyboardInterrupt):
+        with heeding_ctrl_c(), pytest.raises(KeyboardInterrupt):
             read()
         helper.join()
         runtime.check()
