@@ -3,6 +3,7 @@
     python benchmarks/agentic.py                    # bf16: every system, and three pool sizes
     python benchmarks/agentic.py --dtype float32    # the same, and whether all answers are equal
     python benchmarks/agentic.py --only agentkv     # quick
+    python benchmarks/agentic.py --only http        # agentkv in process and by `agentkv serve`
     python benchmarks/agentic.py --url http://127.0.0.1:8080   # beside a server, for instance llama.cpp's
 
 Expected: agentkv first; a recompute ratio of 1.00 while the pool holds what the run touches (2x and 1x of the peak),
@@ -29,7 +30,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 import transformers
 from machine import describe_machine
-from peers import run_server
+from peers import own_server, run_server
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -181,23 +182,25 @@ async def run_continuous_batching(model: Any, workload: Workload, tick: Callable
     )
 
 
-async def run_peer(url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None]) -> Row:
+async def run_peer(
+    url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None], label: str | None = None
+) -> Row:
     """A server's run as a row; the pages and steps of another system are its own matter."""
     run = await run_server(url, tokenizer, workload, tick)
     return Row(
-        run.label,
+        label or run.label,
         run.seconds,
         run.positions.prompt_tokens,
         run.positions.distinct,
         cached_tokens=run.cached_tokens,
         outputs=run.outputs,
-        is_server=True,
+        is_server=label is None,
     )
 
 
-async def run_all(loaded: Any, workload: Workload, only: str | None, urls: list[str], progress: Progress) -> list[Row]:
+async def run_all(loaded: Any, workload: Workload, arguments: argparse.Namespace, progress: Progress) -> list[Row]:
     """Every system, one after another."""
-    model = loaded.model
+    model, only, urls = loaded.model, arguments.only, arguments.url
     calls = NUM_AGENTS * NUM_TURNS
 
     def bar(label: str) -> Callable[[], None]:
@@ -206,13 +209,17 @@ async def run_all(loaded: Any, workload: Workload, only: str | None, urls: list[
 
     rows = [await run_agentkv(model, workload, "agentkv", bar("agentkv"))]
     peak = rows[0].peak_pages
-    for label, share in (("2x", 2.0), ("1x", 1.0), ("0.5x", 0.5)):
+    for label, share in () if only == "http" else (("2x", 2.0), ("1x", 1.0), ("0.5x", 0.5)):
         name = f"agentkv, pool {label} of peak"
         rows.append(await run_agentkv(model, workload, name, bar(name), num_pages=1 + int(peak * share)))
     if only is None:
         rows.append(await run_agentkv(model, workload, "agentkv, cache off", bar("agentkv, cache off"), cache=False))
         rows.append(await run_dynamic_cache(model, workload, bar("transformers generate")))
         rows.append(await run_continuous_batching(model, workload, bar("transformers batching")))
+    if only != "agentkv":
+        label = "agentkv over HTTP"
+        async with own_server(arguments.dtype, arguments.threads) as url:
+            rows.append(await run_peer(url, loaded.tokenizer, workload, bar(label), label))
     return rows + [await run_peer(url, loaded.tokenizer, workload, bar(url)) for url in urls]
 
 
@@ -250,7 +257,7 @@ def main() -> None:
     """Parse, load, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--only", choices=("agentkv",), help="leave the other systems out")
+    parser.add_argument("--only", choices=("agentkv", "http"), help="leave the other systems out")
     parser.add_argument(
         "--url", action="append", default=[], help="an OpenAI-compatible server to run it on too; may be repeated"
     )
@@ -265,7 +272,7 @@ def main() -> None:
     loaded = resolve("smollm2-135m").load(LoadOptions(dtype=arguments.dtype))
     workload = Workload.build(loaded.tokenizer)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        rows = asyncio.run(run_all(loaded, workload, arguments.only, arguments.url, progress))
+        rows = asyncio.run(run_all(loaded, workload, arguments, progress))
     print_rows(rows, arguments.dtype)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows]))

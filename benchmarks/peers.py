@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from workload import OUTPUT_TOKENS, Conversation, Positions, Workload, run_agents
 
-__all__ = ["ServerRun", "run_server"]
+__all__ = ["ServerRun", "own_server", "run_server"]
 
 
 class ServerRun:
@@ -36,6 +40,27 @@ class ServerRun:
             self.cached_tokens = None
         else:
             self.cached_tokens += cached
+
+
+@asynccontextmanager
+async def own_server(dtype: str, threads: int | None) -> AsyncIterator[str]:
+    """The address of `agentkv serve` in a process of its own, which is told to drain at the end."""
+    command = ["-m", "agentkv", "serve", "--port", "0", "--dtype", dtype, "--memory", "2GiB"]
+    env = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, *command, env=env, stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+    )
+    assert server.stdout is not None
+    try:
+        line = (await server.stdout.readline()).decode()
+        address = re.search(r"listens on (http://\S+)/v1", line)
+        if address is None:
+            raise SystemExit(f"agentkv serve did not start: {line or 'its error stands above'}")
+        yield address[1]
+    finally:
+        if server.returncode is None:
+            server.terminate()
+        await server.communicate()
 
 
 async def run_server(url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None]) -> ServerRun:

@@ -282,6 +282,24 @@ async def test_choices_are_streamed_side_by_side(door: Any) -> None:
     assert [told(chunks, index)["content"] for index in (0, 1)] == ["a b", "c d"]
 
 
+async def test_a_greedy_answer_is_made_once_and_given_n_times(door: Any) -> None:
+    greedy = {"messages": HI, "temperature": 0, "logprobs": True, "return_token_ids": True}
+    async with scripted_runtime(lambda asked: Answer("Well, yes.", reasoning="Hm.")) as runtime, door(runtime) as client:
+        one, three = await ask(client, **greedy), await ask(client, **greedy, n=3)
+        calls = runtime.report().to_dict()["calls"]
+        chunks = await chunks_of(client, **greedy, n=3, stream_options={"include_usage": True})
+    choice = one["choices"][0]
+    assert [{**each, "index": 0} for each in three["choices"]] == [choice] * 3
+    assert [each["index"] for each in three["choices"]] == [0, 1, 2]
+    assert three["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert three["usage"]["completion_tokens"] == 3 * one["usage"]["completion_tokens"]
+    assert calls == 2
+    assert [told(chunks, index)["content"] for index in range(3)] == [choice["message"]["content"]] * 3
+    for name in ("prompt_tokens", "completion_tokens", "completion_tokens_details"):
+        assert chunks[-1]["usage"][name] == three["usage"][name]
+    assert three["usage"]["completion_tokens_details"]["reasoning_tokens"] % 3 == 0
+
+
 async def test_a_seed_repeats_and_another_one_does_not(door: Any) -> None:
     async with scripted_runtime(lambda asked: None) as runtime, door(runtime) as client:
 

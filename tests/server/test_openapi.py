@@ -37,7 +37,8 @@ async def test_the_document_names_every_path_and_no_status_that_is_never_sent() 
 
 
 async def test_no_request_by_the_document_or_against_it_is_a_fault_of_the_server() -> None:
-    schemathesis = pytest.importorskip("schemathesis", reason="install the extra server-test: schemathesis asks here")
+    import schemathesis
+
     # The pool is small, so that a request for a hundred choices is refused and not waited for.
     async with scripted_runtime(lambda asked: "Yes.", context_limit=128, num_pages=200) as runtime:
         document = create_app(runtime).openapi()

@@ -14,6 +14,7 @@ from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 from agentkv.streams import CallStream
+from agentkv.usage import Usage
 
 from ..errors import ApiError
 from .chat_answer import Head
@@ -26,13 +27,20 @@ __all__ = ["Answered", "Asked", "Chunks", "answers_of", "head", "streamed"]
 class Asked:
     """The calls of one request.
 
+    copies    how often each answer is given, one choice after the other
     one_call  each choice ends with its first call of a tool, as `parallel_tool_calls=false` wants it
     blame     makes the answer of a ValueError or TypeError that a call begins with: the client's, with its field
     """
 
     streams: Sequence[CallStream]
     blame: Callable[[Exception], ApiError]
+    copies: int = 1
     one_call: bool = False
+
+    @property
+    def choices(self) -> int:
+        """How many the client gets."""
+        return self.copies * sum(stream.n for stream in self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ async def answers_of(asked: Asked) -> list[Answered]:
             answered = await asyncio.gather(*reading)
         finally:
             await _ended(reading)
-        return [answer for answers in answered for answer in answers]
+        return [copy for answers in answered for answer in answers for copy in _copies(answer, asked.copies)]
 
 
 async def streamed(
@@ -86,16 +94,17 @@ async def streamed(
         async with aclosing(_merged(asked)) as merged:
             async for index, read in merged:
                 if not makers:
-                    makers = [chunks_of(each) for each in range(sum(stream.n for stream in asked.streams))]
+                    makers = [chunks_of(each) for each in range(asked.choices)]
                     for first in filter(None, (maker.first() for maker in makers)):
                         yield answer.with_choices([first], **more)
                 if isinstance(read.event, ReasoningDelta):
-                    reasoning_tokens += len(read.event.token_ids)
+                    reasoning_tokens += len(read.event.token_ids) * asked.copies
                 elif isinstance(read.event, TurnEnd):
-                    replies.append(read.event.reply)
-                choice = makers[index].of(read.event, read.logprobs)
-                if choice is not None:
-                    yield answer.with_choices([choice], **more)
+                    replies += (copy.reply for copy in _copies(Answered(read.event.reply, 0), asked.copies))
+                for maker in makers[index * asked.copies : (index + 1) * asked.copies]:
+                    choice = maker.of(read.event, read.logprobs)
+                    if choice is not None:
+                        yield answer.with_choices([choice], **more)
     if with_usage:
         yield answer.with_choices([], usage=usage_of(replies, reasoning_tokens=reasoning_tokens))
 
@@ -117,6 +126,12 @@ class _Seen:
     call_id: str | None = None
     cut: bool = False
     ended: bool = False
+
+
+def _copies(answer: Answered, copies: int) -> list[Answered]:
+    """The answer as often as it is given. The prompt, which was read once, is counted in the first."""
+    usage = Usage(output_tokens=answer.reply.usage.output_tokens)
+    return [answer] + [replace(answer, reply=replace(answer.reply, usage=usage))] * (copies - 1)
 
 
 async def _begin(asked: Asked, open_streams: AsyncExitStack) -> None:

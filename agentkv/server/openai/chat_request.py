@@ -137,7 +137,7 @@ class ChatRequest(CompletionFields):
             kwargs.setdefault("reasoning_effort", self.reasoning_effort)
         return {
             **sampling,
-            "n": self.choices,
+            "n": self.choices // self.copies,
             "tools": tools_of(self.tools),
             "tool_choice": self._tool_choice(),
             "response_format": self._response_format(),

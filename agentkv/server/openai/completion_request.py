@@ -53,4 +53,4 @@ class CompletionRequest(CompletionFields):
             sampling["logprobs"] = self.logprobs
             if self.echo:
                 sampling["prompt_logprobs"] = self.logprobs
-        return {**sampling, "n": self.choices, "cache_salt": self.cache_salt}
+        return {**sampling, "n": self.choices // self.copies, "cache_salt": self.cache_salt}

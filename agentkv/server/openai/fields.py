@@ -98,6 +98,11 @@ class CompletionFields(BaseModel):
         return 1 if self.n is None else self.n
 
     @property
+    def copies(self) -> int:
+        """How often each answer of the model is given: a greedy one is made once, for all n would be equal."""
+        return self.choices if self.sampling()["temperature"] == 0 else 1
+
+    @property
     def with_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage

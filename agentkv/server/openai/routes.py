@@ -61,7 +61,7 @@ def openai_router(serving: Serving) -> APIRouter:
             stream = serving.runtime.stream(body.messages, name=_caller(request, body), **body.options())
         except (ValueError, TypeError, RecursionError) as error:
             raise blame(error) from error
-        asked = Asked([stream], blame, one_call=body.parallel_tool_calls is False)
+        asked = Asked([stream], blame, copies=body.copies, one_call=body.parallel_tool_calls is False)
         texts = _texts(serving) if body.logprobs else None
         ids = body.return_token_ids
 
@@ -91,10 +91,11 @@ def openai_router(serving: Serving) -> APIRouter:
             return refused(error, body, prompt="prompt")
 
         try:
-            asked = Asked([serving.runtime.stream(prompt, name=name, **options) for prompt in body.prompts], blame)
+            streams = [serving.runtime.stream(prompt, name=name, **options) for prompt in body.prompts]
             echoes = await _echoes(serving, body)
         except (ValueError, TypeError) as error:
             raise blame(error) from error
+        asked = Asked(streams, blame, copies=body.copies)
         texts = _texts(serving) if body.logprobs is not None else None
         ids, n = body.return_token_ids, body.choices
 
