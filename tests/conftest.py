@@ -30,7 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests on the real model first: each takes minutes, and one begun last would leave the other cores idle.
+    """Files with tests on the real model first: each takes minutes, and begun last it leaves cores idle.
 
     scripts/check tells xdist to hand files out in this order, and not those with most tests first.
     """

@@ -284,7 +284,8 @@ async def test_choices_are_streamed_side_by_side(door: Any) -> None:
 
 async def test_a_greedy_answer_is_made_once_and_given_n_times(door: Any) -> None:
     greedy = {"messages": HI, "temperature": 0, "logprobs": True, "return_token_ids": True}
-    async with scripted_runtime(lambda asked: Answer("Well, yes.", reasoning="Hm.")) as runtime, door(runtime) as client:
+    reply = Answer("Well, yes.", reasoning="Hm.")
+    async with scripted_runtime(lambda asked: reply) as runtime, door(runtime) as client:
         one, three = await ask(client, **greedy), await ask(client, **greedy, n=3)
         calls = runtime.report().to_dict()["calls"]
         chunks = await chunks_of(client, **greedy, n=3, stream_options={"include_usage": True})
