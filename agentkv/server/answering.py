@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import ApiError, api_error, error_body, error_response
+from .dialect import Dialect, error_event, error_response
+from .errors import ApiError, api_error
 from .wire import to_json
 
-__all__ = ["EventStream", "Whole", "error_event"]
+__all__ = ["EventStream", "Whole"]
 
 T = TypeVar("T")
 
@@ -20,9 +21,11 @@ T = TypeVar("T")
 class Whole(Response):
     """One JSON object, once it is made. What makes it is cancelled when the client leaves, which aborts its call."""
 
-    def __init__(self, make: Callable[[], Awaitable[Mapping[str, Any]]], *, param: str | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[Mapping[str, Any]]], dialect: Dialect, *, param: str | None = None
+    ) -> None:
         super().__init__()
-        self._make, self._param = make, param
+        self._make, self._dialect, self._param = make, dialect, param
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         made = await _unless_gone(self._make(), receive)
@@ -31,22 +34,24 @@ class Whole(Response):
         try:
             body = to_json(made.result())
         except Exception as error:
-            await error_response(api_error(error, param=self._param))(scope, receive, send)
+            await error_response(api_error(error, param=self._param), self._dialect)(scope, receive, send)
             return
         await _start(send, 200, b"application/json", len(body))
         await send({"type": "http.response.body", "body": body})
 
 
 class EventStream(Response):
-    """Server-sent events: `data: {…}` each, `data: [DONE]` at the end.
+    """Server-sent events as the dialect writes them.
 
     The status is sent with the first event, so that what fails before it (a full queue, a prompt too long) is an
-    answer with its own status; what fails later is an event with the error, and no [DONE].
+    answer with its own status; what fails later is an event with the error, which takes the place of the dialect's end.
     """
 
-    def __init__(self, events: Callable[[], AsyncIterator[Mapping[str, Any]]], *, param: str | None = None) -> None:
+    def __init__(
+        self, events: Callable[[], AsyncIterator[Mapping[str, Any]]], dialect: Dialect, *, param: str | None = None
+    ) -> None:
         super().__init__(media_type="text/event-stream")
-        self._events, self._param = events, param
+        self._events, self._dialect, self._param = events, dialect, param
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = await _unless_gone(self._send_all(scope, receive, send), receive)
@@ -61,14 +66,14 @@ class EventStream(Response):
                 if not begun:
                     begun = True
                     await _start(send, 200, b"text/event-stream; charset=utf-8", None)
-                await send({"type": "http.response.body", "body": _event(to_json(event)), "more_body": True})
-            end = _event(b"[DONE]")
+                await send({"type": "http.response.body", "body": self._dialect.event(event), "more_body": True})
+            end = self._dialect.end
         except Exception as error:
             failure: ApiError = api_error(error, param=self._param)
             if not begun:
-                await error_response(failure)(scope, receive, send)
+                await error_response(failure, self._dialect)(scope, receive, send)
                 return
-            end = error_event(failure)
+            end = error_event(failure, self._dialect)
         finally:
             close = getattr(events, "aclose", None)
             if close is not None:
@@ -103,12 +108,3 @@ async def _start(send: Send, status: int, content_type: bytes, length: int | Non
     else:
         headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that fails after it began."""
-    return _event(to_json(error_body(error)))
-
-
-def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"

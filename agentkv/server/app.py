@@ -16,10 +16,12 @@ from agentkv.runtime import Runtime
 from agentkv.version import __version__
 
 from .config import ServerConfig
+from .dialect import Dialect, error_response
 from .door import Door
-from .errors import ApiError, ErrorBody, error_response
-from .openai import openai_router
+from .errors import ApiError
+from .openai import OPENAI, openai_router
 from .serving import Serving
+from .tokens import tokens_router
 
 __all__ = ["create_app"]
 
@@ -44,9 +46,10 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
     )
     app.state.serving = serving
     app.include_router(openai_router(serving))
+    app.include_router(tokens_router(serving, OPENAI))
 
     unavailable: dict[int | str, dict[str, Any]] = {
-        503: {"model": ErrorBody, "description": "Draining, closed, or its engine failed."}
+        503: {"model": OPENAI.error_model, "description": "Draining, closed, or its engine failed."}
     }
 
     @app.get("/health", tags=["Server"], summary="Whether new requests are taken", responses=unavailable)
@@ -55,19 +58,24 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
         return JSONResponse({"status": "ok"})
 
     _tell_errors_in_one_shape(app)
-    app.add_middleware(Door, serving=serving, config=config)
+    app.add_middleware(Door, serving=serving, config=config, dialect_of=_dialect_of)
     _without_422(app)
     return app
+
+
+def _dialect_of(path: str) -> Dialect:
+    """Of the protocol whose path it is; another protocol's paths are told apart here."""
+    return OPENAI
 
 
 def _tell_errors_in_one_shape(app: FastAPI) -> None:
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error_response(error)
+        return error_response(error, _dialect_of(request.url.path))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(_validation_error(error.errors()))
+        return error_response(_validation_error(error.errors()), _dialect_of(request.url.path))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -78,7 +86,8 @@ def _tell_errors_in_one_shape(app: FastAPI) -> None:
             404: (f"there is no {path} here", "unknown_url"),
             405: (f"{path} takes another method", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), None))
-        return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+        failure = ApiError(error.status_code, message, code=code, headers=error.headers)
+        return error_response(failure, _dialect_of(path))
 
     app.add_exception_handler(ApiError, refused)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .answering import error_event
 from .config import ServerConfig
-from .errors import ApiError, api_error, error_response, unavailable
+from .dialect import Dialect, error_event, error_response
+from .errors import ApiError, api_error, unavailable
 from .serving import Serving
 
 __all__ = ["Door"]
@@ -25,33 +26,37 @@ _OPEN_TO_ALL = frozenset({"/health", "/docs", "/redoc", "/openapi.json"})
 
 
 class Door:
-    """Refuses in OpenAI's shape what must not come in, counts what did, and hands bodies on whole.
+    """Refuses in its client's dialect what must not come in, counts what did, and hands bodies on whole.
 
     The route's `receive` gives the body as one message and then, when the client leaves, `http.disconnect`.
     """
 
-    def __init__(self, app: ASGIApp, *, serving: Serving, config: ServerConfig) -> None:
-        self._app, self._serving, self._config = app, serving, config
+    def __init__(
+        self, app: ASGIApp, *, serving: Serving, config: ServerConfig, dialect_of: Callable[[str], Dialect]
+    ) -> None:
+        """dialect_of: by path."""
+        self._app, self._serving, self._config, self._dialect_of = app, serving, config, dialect_of
         self._keys = tuple(key.encode() for key in config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        dialect = self._dialect_of(scope["path"])
         try:
-            self._check(scope)
+            self._check(scope, dialect)
             body = await self._body(scope, receive)
         except ApiError as error:
             if error.status == 413:
                 await _linger(receive)
-            await error_response(error)(scope, receive, send)
+            await error_response(error, dialect)(scope, receive, send)
             return
         if body is None:  # The client left while it was sending.
             return
         with self._serving.counted():
-            await self._hand_on(scope, body, receive, send)
+            await self._hand_on(scope, body, dialect, receive, send)
 
-    async def _hand_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    async def _hand_on(self, scope: Scope, body: bytes, dialect: Dialect, receive: Receive, send: Send) -> None:
         """Call the application; what it raises, and what is cut off, is answered where that is still possible."""
         given = begun = streams = False
 
@@ -73,31 +78,31 @@ class Door:
         except Exception as error:
             if begun:
                 raise
-            await error_response(api_error(error))(scope, receive, send)
+            await error_response(api_error(error), dialect)(scope, receive, send)
         except asyncio.CancelledError:
             if not self._serving.was_cut_off or (begun and not streams):
                 raise
             ended = unavailable("the server ended before this answer did", code="draining")
             if begun:
-                await send({"type": "http.response.body", "body": error_event(ended), "more_body": False})
+                await send({"type": "http.response.body", "body": error_event(ended, dialect), "more_body": False})
             else:
-                await error_response(ended)(scope, receive, send)
+                await error_response(ended, dialect)(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, dialect: Dialect) -> None:
         if scope["path"] in _OPEN_TO_ALL:
             return
         if self._keys:
-            scheme, _, given = (_header(scope, b"authorization") or b"").partition(b" ")
+            given = (dialect.key(Headers(scope=scope)) or "").encode("latin-1")
             # Every key is compared, in a time that does not tell how much of it was right, or which it was.
-            right = sum(hmac.compare_digest(given.strip(), key) for key in self._keys)
-            if not right or scheme.lower() != b"bearer":
+            right = sum(hmac.compare_digest(given, key) for key in self._keys)
+            if not right:
                 raise ApiError(
                     401,
-                    "a key is needed: send the header 'Authorization: Bearer KEY'"
+                    f"a key is needed: send {dialect.how_to_send}"
                     if not given
                     else "this key opens nothing here; it was given to the server in --api-key-file",
                     code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
+                    headers=dialect.challenge,
                 )
         self._serving.require_open()
 

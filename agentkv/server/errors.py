@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}` and a status.
+"""Errors as answers: a status, and what any protocol's error body is made of.
 
 | status | what happened                                              |
 |--------|------------------------------------------------------------|
@@ -17,10 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
-
-from pydantic import BaseModel
-from starlette.responses import Response
 
 from agentkv.errors import (
     AgentKVError,
@@ -33,30 +29,15 @@ from agentkv.errors import (
     RuntimeClosed,
 )
 
-from .wire import to_json
-
-__all__ = ["ApiError", "ErrorBody", "api_error", "error_body", "error_response", "unavailable"]
+__all__ = ["ApiError", "api_error", "unavailable"]
 
 _log = logging.getLogger("agentkv.server")
 
 RETRY_AFTER_SECONDS = 1
 
 
-class _Detail(BaseModel):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(BaseModel):
-    """What every answer that is no success holds."""
-
-    error: _Detail
-
-
 class ApiError(Exception):
-    """A request that ends with a status and a body of OpenAI's shape."""
+    """A request that ends with a status and a body that says why, in the shape of the client's protocol."""
 
     def __init__(
         self,
@@ -71,18 +52,6 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
         self.headers = dict(headers or {})
-
-
-def error_body(error: ApiError) -> dict[str, Any]:
-    """The body, as plain data."""
-    detail = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return {"error": detail}
-
-
-def error_response(error: ApiError) -> Response:
-    """The whole answer."""
-    body = to_json(error_body(error))
-    return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 def api_error(error: BaseException, *, param: str | None = None) -> ApiError:

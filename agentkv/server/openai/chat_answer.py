@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, TurnEnd
@@ -13,24 +12,7 @@ from agentkv.tool_calls import ToolCall
 
 from .token_logprobs import TokenTexts, chat_logprobs
 
-__all__ = ["ChatChunks", "Head", "chat_choice"]
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What every object of one answer begins with."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-
-    def with_choices(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """The object."""
-        return {
-            "id": self.id, "object": self.object, "created": self.created, "model": self.model,
-            "system_fingerprint": None, "choices": list(choices), **more,
-        }  # fmt: skip
+__all__ = ["ChatChunks", "chat_choice"]
 
 
 def chat_choice(reply: Reply, index: int, texts: TokenTexts | None, *, token_ids: bool) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from ..errors import ApiError
-from .fields import CompletionFields, TokenIds, refuse_what_is_not_followed
+from ..prompts import TokenIds
+from .fields import CompletionFields, refuse_what_is_not_followed
 
 __all__ = ["CompletionRequest"]
 

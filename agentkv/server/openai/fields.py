@@ -14,13 +14,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from ..errors import ApiError
+from ..prompts import INT64, TokenIds
 
-__all__ = ["CompletionFields", "Number", "StreamOptions", "TokenIds", "refuse_what_is_not_followed"]
+__all__ = ["CompletionFields", "Number", "StreamOptions", "refuse_what_is_not_followed"]
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_INT64 = 2**63 - 1
-TokenId = Annotated[int, Field(strict=True, ge=0, le=_INT64)]
-TokenIds = list[TokenId]
 
 
 class StreamOptions(BaseModel):
@@ -42,11 +40,11 @@ class CompletionFields(BaseModel):
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     n: Annotated[StrictInt, Field(ge=1, le=128)] | None = 1
-    max_tokens: Annotated[StrictInt, Field(ge=1, le=_INT64)] | None = None
+    max_tokens: Annotated[StrictInt, Field(ge=1, le=INT64)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     """Absent: 1.0, as in OpenAI's API."""
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    seed: Annotated[StrictInt, Field(ge=-(2**63), le=_INT64)] | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), le=INT64)] | None = None
     stop: StrictStr | Annotated[list[StrictStr], Field(max_length=16)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
@@ -64,7 +62,7 @@ class CompletionFields(BaseModel):
     prediction: Any = None
 
     # Not in OpenAI's API; servers of open models have them under these names.
-    top_k: Annotated[StrictInt, Field(ge=-1, le=_INT64)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=-1, le=INT64)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     stop_token_ids: TokenIds | None = None

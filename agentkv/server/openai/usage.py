@@ -7,7 +7,15 @@ from typing import Any
 
 from agentkv.reply import Reply
 
-__all__ = ["usage_of"]
+from ..calls import Answered
+
+__all__ = ["usage_of", "usage_of_answers"]
+
+
+def usage_of_answers(answers: Sequence[Answered]) -> dict[str, Any]:
+    """Of a whole answer."""
+    reasoning_tokens = sum(each.reasoning_tokens for each in answers)
+    return usage_of([each.reply for each in answers], reasoning_tokens=reasoning_tokens)
 
 
 def usage_of(replies: Sequence[Reply], *, reasoning_tokens: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: their requests."""
+"""`POST /tokenize` and `/detokenize`: the requests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from agentkv.tools import Tool
 
 from ..errors import ApiError
-from .chat_request import Message, ToolField, tools_of
-from .fields import TokenIds
+from ..prompts import Message, TokenIds, ToolField, tools_of
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 

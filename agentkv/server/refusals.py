@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from agentkv.errors import AgentKVError, ConfigError
 
-from ..errors import ApiError, api_error
+from .errors import ApiError, api_error
 
 __all__ = ["refused"]
 

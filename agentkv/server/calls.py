@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, TurnEnd
 from agentkv.logprobs import TokenLogprobs
@@ -16,11 +14,9 @@ from agentkv.reply import Reply
 from agentkv.streams import CallStream
 from agentkv.usage import Usage
 
-from ..errors import ApiError
-from .chat_answer import Head
-from .usage import usage_of
+from .errors import ApiError
 
-__all__ = ["Answered", "Asked", "Chunks", "answers_of", "head", "streamed"]
+__all__ = ["Answered", "Asked", "Read", "answers_of", "copies_of", "events_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +47,12 @@ class Answered:
     reasoning_tokens: int
 
 
-class Chunks(Protocol):
-    """What makes chunks of one choice's events."""
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An event, and the log-probabilities of the tokens that it brings."""
 
-    def first(self) -> dict[str, Any] | None:
-        """Before anything else; None for nothing."""
-
-    def of(self, event: StreamEvent, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        """The event's; None where a client sees nothing of it."""
-
-
-def head(kind: str, prefix: str, model: str) -> Head:
-    """A new answer's id and time."""
-    return Head(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model)
+    event: StreamEvent
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 async def answers_of(asked: Asked) -> list[Answered]:
@@ -75,46 +64,25 @@ async def answers_of(asked: Asked) -> list[Answered]:
             answered = await asyncio.gather(*reading)
         finally:
             await _ended(reading)
-        return [copy for answers in answered for answer in answers for copy in _copies(answer, asked.copies)]
+        return [copy for answers in answered for answer in answers for copy in copies_of(answer, asked.copies)]
 
 
-async def streamed(
-    asked: Asked, answer: Head, chunks_of: Callable[[int], Chunks], *, with_usage: bool
-) -> AsyncIterator[Mapping[str, Any]]:
-    """Chunks of all choices as they come, then one of usage where it was asked for.
+async def events_of(asked: Asked) -> AsyncGenerator[tuple[int, Read]]:
+    """What all calls say, as it comes, with the number of the choice among those of all calls.
 
-    The first chunk comes with the first token, so that what refuses or fails a call before comes before it.
+    A call that cannot begin raises its blame before anything is said. Closing it ends the calls.
     """
-    more = {"usage": None} if with_usage else {}
-    replies: list[Reply] = []
-    reasoning_tokens = 0
-    makers: list[Chunks] = []
     async with AsyncExitStack() as open_streams:
         await _begin(asked, open_streams)
         async with aclosing(_merged(asked)) as merged:
             async for index, read in merged:
-                if not makers:
-                    makers = [chunks_of(each) for each in range(asked.choices)]
-                    for first in filter(None, (maker.first() for maker in makers)):
-                        yield answer.with_choices([first], **more)
-                if isinstance(read.event, ReasoningDelta):
-                    reasoning_tokens += len(read.event.token_ids) * asked.copies
-                elif isinstance(read.event, TurnEnd):
-                    replies += (copy.reply for copy in _copies(Answered(read.event.reply, 0), asked.copies))
-                for maker in makers[index * asked.copies : (index + 1) * asked.copies]:
-                    choice = maker.of(read.event, read.logprobs)
-                    if choice is not None:
-                        yield answer.with_choices([choice], **more)
-    if with_usage:
-        yield answer.with_choices([], usage=usage_of(replies, reasoning_tokens=reasoning_tokens))
+                yield index, read
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """An event, and the log-probabilities of the tokens that it brings."""
-
-    event: StreamEvent
-    logprobs: Sequence[TokenLogprobs] = ()
+def copies_of(answer: Answered, copies: int) -> list[Answered]:
+    """The answer as often as it is given. The prompt, which was read once, is counted in the first."""
+    usage = Usage(output_tokens=answer.reply.usage.output_tokens)
+    return [answer] + [replace(answer, reply=replace(answer.reply, usage=usage))] * (copies - 1)
 
 
 @dataclass(slots=True)
@@ -126,12 +94,6 @@ class _Seen:
     call_id: str | None = None
     cut: bool = False
     ended: bool = False
-
-
-def _copies(answer: Answered, copies: int) -> list[Answered]:
-    """The answer as often as it is given. The prompt, which was read once, is counted in the first."""
-    usage = Usage(output_tokens=answer.reply.usage.output_tokens)
-    return [answer] + [replace(answer, reply=replace(answer.reply, usage=usage))] * (copies - 1)
 
 
 async def _begin(asked: Asked, open_streams: AsyncExitStack) -> None:
@@ -154,7 +116,7 @@ async def _answers(stream: CallStream, one_call: bool) -> list[Answered]:
     return [Answered(replies[index], reasoning_tokens[index]) for index in range(stream.n)]
 
 
-async def _events(stream: CallStream, one_call: bool) -> AsyncGenerator[_Read]:
+async def _events(stream: CallStream, one_call: bool) -> AsyncGenerator[Read]:
     """A call's events. With one_call each choice ends where its second call begins: there the model is stopped.
 
     It runs on while another choice still writes its first call, for one call of the runtime has all n choices.
@@ -169,19 +131,19 @@ async def _events(stream: CallStream, one_call: bool) -> AsyncGenerator[_Read]:
                 reply = _up_to(reply, seen)
             elif one_call:  # A further one that nobody can read was not told as it came.
                 reply = replace(reply, tool_calls=reply.tool_calls[:1])
-            yield _Read(replace(event, reply=reply))
+            yield Read(replace(event, reply=reply))
         elif isinstance(event, ToolCallDelta):
             if seen.call_id is None:
                 seen.call_id = event.id
             if one_call and event.id != seen.call_id:
                 seen.cut = True
             if not seen.cut:
-                yield _Read(event)
+                yield Read(event)
         elif isinstance(event, TextDelta | ReasoningDelta) and not seen.cut:
             begin, seen.num_tokens = seen.num_tokens, seen.num_tokens + len(event.token_ids)
             if isinstance(event, TextDelta):
                 seen.texts.append(event.text)
-            yield _Read(event, stream.logprobs(event.index)[begin : seen.num_tokens])
+            yield Read(event, stream.logprobs(event.index)[begin : seen.num_tokens])
         if seen.cut and all(choice.cut or choice.ended for choice in choices):
             await stream.cancel(keep=True)
 
@@ -198,7 +160,7 @@ def _up_to(reply: Reply, seen: _Seen) -> Reply:
     )
 
 
-async def _merged(asked: Asked) -> AsyncGenerator[tuple[int, _Read]]:
+async def _merged(asked: Asked) -> AsyncGenerator[tuple[int, Read]]:
     """What all calls say, as it comes, with the number of the choice among those of all calls."""
     events = [_events(stream, asked.one_call) for stream in asked.streams]
     if len(events) == 1:  # As nearly always, and no task for each event.
@@ -206,7 +168,7 @@ async def _merged(asked: Asked) -> AsyncGenerator[tuple[int, _Read]]:
             async for read in only:
                 yield read.event.index, read
         return
-    reading: dict[asyncio.Future[_Read], tuple[int, AsyncGenerator[_Read]]] = {}
+    reading: dict[asyncio.Future[Read], tuple[int, AsyncGenerator[Read]]] = {}
     base = 0
     for stream, each in zip(asked.streams, events, strict=True):
         reading[asyncio.ensure_future(anext(each))] = base, each

@@ -1,0 +1,66 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..answering import EventStream, Whole
+from ..calls import Asked, answers_of
+from ..documented import STREAMED
+from ..errors import ApiError
+from ..refusals import refused
+from ..serving import Serving
+from .caller import caller_of
+from .chat_answer import ChatChunks, chat_choice
+from .chat_request import ChatRequest
+from .chunks import streamed
+from .dialect import OPENAI
+from .head import head
+from .token_logprobs import TokenTexts
+from .usage import usage_of_answers
+
+__all__ = ["chat_router"]
+
+
+def chat_router(serving: Serving) -> APIRouter:
+    """Conversations."""
+    router = APIRouter()
+
+    @router.post("/chat/completions", responses=STREAMED, summary="Answer a conversation")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        await serving.require_model(body.model)
+        body.check()
+
+        def blame(error: Exception) -> ApiError:
+            return refused(error, body, prompt="messages", grammar="tools" if body.tools else "response_format")
+
+        try:
+            stream = serving.runtime.stream(body.messages, name=caller_of(request, body), **body.options())
+        except (ValueError, TypeError, RecursionError) as error:
+            raise blame(error) from error
+        asked = Asked([stream], blame, copies=body.copies, one_call=body.parallel_tool_calls is False)
+        texts = TokenTexts(serving.token_bytes) if body.logprobs else None
+        ids = body.return_token_ids
+
+        if body.stream:
+            answer = head("chat.completion.chunk", "chatcmpl", serving.model)
+            return EventStream(
+                lambda: streamed(
+                    asked, answer, lambda index: ChatChunks(index, texts, token_ids=ids), with_usage=body.with_usage
+                ),
+                OPENAI,
+                param="messages",
+            )
+
+        async def whole() -> dict[str, Any]:
+            answers = await answers_of(asked)
+            choices = [chat_choice(each.reply, index, texts, token_ids=ids) for index, each in enumerate(answers)]
+            answer = head("chat.completion", "chatcmpl", serving.model)
+            return answer.with_choices(choices, usage=usage_of_answers(answers))
+
+        return Whole(whole, OPENAI, param="messages")
+
+    return router

@@ -1,0 +1,90 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..answering import EventStream, Whole
+from ..calls import Asked, answers_of
+from ..documented import STREAMED
+from ..errors import ApiError
+from ..refusals import refused
+from ..serving import Serving
+from .caller import caller_of
+from .chunks import streamed
+from .completion_answer import CompletionChunks, Echo, completion_choice
+from .completion_request import CompletionRequest
+from .dialect import OPENAI
+from .head import head
+from .token_logprobs import TokenTexts
+from .usage import usage_of_answers
+
+__all__ = ["completions_router"]
+
+
+def completions_router(serving: Serving) -> APIRouter:
+    """Text and token ids."""
+    router = APIRouter()
+
+    @router.post("/completions", responses=STREAMED, summary="Continue text or token ids")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        await serving.require_model(body.model)
+        body.check()
+        options, name = body.options(), caller_of(request, body)
+
+        def blame(error: Exception) -> ApiError:
+            return refused(error, body, prompt="prompt")
+
+        try:
+            streams = [serving.runtime.stream(prompt, name=name, **options) for prompt in body.prompts]
+            echoes = await _echoes(serving, body)
+        except (ValueError, TypeError) as error:
+            raise blame(error) from error
+        asked = Asked(streams, blame, copies=body.copies)
+        texts = TokenTexts(serving.token_bytes) if body.logprobs is not None else None
+        ids, n = body.return_token_ids, body.choices
+
+        def echo(index: int) -> Echo | None:
+            return echoes[index // n] if echoes else None
+
+        if body.stream:
+            answer = head("text_completion", "cmpl", serving.model)
+            return EventStream(
+                lambda: streamed(
+                    asked,
+                    answer,
+                    lambda index: CompletionChunks(index, texts, echo=echo(index), token_ids=ids),
+                    with_usage=body.with_usage,
+                ),
+                OPENAI,
+                param="prompt",
+            )
+
+        async def whole() -> dict[str, Any]:
+            answers = await answers_of(asked)
+            choices = [
+                completion_choice(each.reply, index, texts, echo=echo(index), token_ids=ids)
+                for index, each in enumerate(answers)
+            ]
+            answer = head("text_completion", "cmpl", serving.model)
+            return answer.with_choices(choices, usage=usage_of_answers(answers))
+
+        return Whole(whole, OPENAI, param="prompt")
+
+    return router
+
+
+async def _echoes(serving: Serving, body: CompletionRequest) -> list[Echo]:
+    if not body.echo:
+        return []
+
+    def made() -> list[Echo]:
+        runtime = serving.runtime
+        pairs = [(prompt, runtime.token_ids(prompt)) for prompt in body.prompts]
+        return [Echo(prompt if isinstance(prompt, str) else serving.text_of(prompt), ids) for prompt, ids in pairs]
+
+    return await asyncio.to_thread(made)

@@ -1,0 +1,71 @@
+"""What prompts are made of in requests: token ids, messages, and the tools that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, WithJsonSchema
+
+from agentkv.tools import Tool, as_tools
+
+from .errors import ApiError
+
+__all__ = ["INT64", "Message", "TokenIds", "ToolField", "tools_of"]
+
+INT64 = 2**63 - 1
+TokenId = Annotated[int, Field(strict=True, ge=0, le=INT64)]
+TokenIds = list[TokenId]
+
+Message = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "required": ["role"],
+            "properties": {
+                "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+                "content": {
+                    "anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "object"}}]
+                },
+                "name": {"type": "string"},
+                "tool_calls": {"type": "array", "items": {"type": "object"}},
+                "tool_call_id": {"type": "string"},
+                "reasoning_content": {"type": "string"},
+            },
+        }
+    ),
+]
+
+
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: StrictStr
+    description: StrictStr | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class ToolField(BaseModel):
+    """One of `tools`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: _Function
+
+
+def tools_of(tools: Sequence[ToolField] | None) -> tuple[Tool, ...]:
+    """The tools of a call; 400 for what is none."""
+    try:
+        return as_tools([_tool_dict(tool) for tool in tools or ()])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ApiError(400, str(error), param="tools") from error
+
+
+def _tool_dict(tool: ToolField) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.function.name, "description": tool.function.description or ""}
+    if tool.function.parameters is not None:
+        function["parameters"] = tool.function.parameters
+    return {"type": "function", "function": function}
