@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Literal
 
 from agentkv.errors import ConfigError, RequestError
+from agentkv.recent import Recent
 from agentkv.tool_calls import CallFormat
 
 from .call_formats import CALL_FORMATS, closing_marker, format_of, markers, render_calls
@@ -25,6 +28,9 @@ from .reasoning import ReasoningMarkers, reasoning_markers, starts_inside
 __all__ = ["ChatTemplate", "Traits"]
 
 _log = logging.getLogger("agentkv")
+
+_MOST_KWARGS = 64
+"""Sets of kwargs whose traits are kept. Over HTTP any client sends what it likes, so something has to end them."""
 
 _WORD, _OTHER = "Xqzvbword", "Xqzvbother"
 _TOOL = "xqzvb_tool"
@@ -106,13 +112,18 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._lock = threading.Lock()
-        self._traits: dict[str, Traits] = {}
+        self._traits: Recent[Traits] = Recent(_MOST_KWARGS)
+        self._learning = threading.Lock()
+        """Around the renderings, so that many first calls at once learn once; what is known is had without it."""
 
     @property
     def exists(self) -> bool:
         """Whether there is a template at all."""
         return self._chat_template is not None or getattr(self._tokenizer, "chat_template", None) is not None
+
+    def names(self, option: str) -> bool:
+        """Whether the template has a word for this option, which else changes nothing of what it renders."""
+        return re.search(rf"\b{re.escape(option)}\b", self._source()) is not None
 
     def render(
         self,
@@ -140,12 +151,21 @@ class ChatTemplate:
         return self._apply(_as_known(shown, traits), tools, answer, kwargs)
 
     def traits(self, kwargs: Mapping[str, Any] | None = None) -> Traits:
-        """What the template can say. The first time costs about ten small renderings for each set of kwargs."""
-        key = repr(sorted((kwargs or {}).items()))
-        with self._lock:
-            if key not in self._traits:
-                self._traits[key] = self._learn(kwargs)
-            return self._traits[key]
+        """What the template can say. What is known costs O(kwargs) and waits for nobody.
+
+        The first time costs about ten small renderings for each set of kwargs, and waits while another one is learnt:
+        beside the event loop, in a thread. The latest 64 sets are known.
+        """
+        key = _digest(kwargs)
+        traits = self._traits.get(key)
+        if traits is not None:
+            return traits
+        with self._learning:
+            traits = self._traits.get(key)
+            if traits is None:
+                traits = self._learn(kwargs)
+                self._traits.put(key, traits)
+            return traits
 
     def after_turn(
         self,
@@ -266,6 +286,13 @@ class ChatTemplate:
             **(kwargs or {}),
         )
         return text
+
+
+def _digest(kwargs: Mapping[str, Any] | None) -> bytes:
+    """Equal for equal kwargs in any order. No two that differ are likely to share it, on purpose neither."""
+    if not kwargs:
+        return b""
+    return blake2b(repr(sorted(kwargs.items())).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _implicit_system(render: Any) -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+
+from agentkv.tools.schema import copied
+from agentkv.tools.schema_check import schema_fault
 
 __all__ = ["AnswerFormat"]
 
@@ -53,12 +55,8 @@ def _schema_of(described: object) -> Mapping[str, Any]:
     schema = described.get("schema") if isinstance(described, Mapping) else None
     if not isinstance(schema, Mapping):
         raise ValueError('response_format of type "json_schema" needs {"json_schema": {"schema": {…}}}')
-    from jsonschema import Draft202012Validator, SchemaError
-
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        where = "/".join(str(part) for part in error.absolute_path) or "its top"
-        raise ValueError(f"response_format holds no JSON schema: at {where}, {error.message}") from None
+    if fault := schema_fault(schema):
+        raise ValueError(f"response_format holds no JSON schema: {fault}")
     # A copy: the grammar is made once the model is there, and what the caller does to his dict until then is not meant.
-    return copy.deepcopy(dict(schema))
+    schema_of_answer: Mapping[str, Any] = copied(dict(schema))
+    return schema_of_answer

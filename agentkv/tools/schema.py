@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["canonical", "inlined", "local_target", "references", "without_titles"]
+__all__ = ["canonical", "copied", "inlined", "local_target", "references", "without_titles"]
 
 Schema = dict[str, Any]
 
@@ -37,7 +37,7 @@ def canonical(schema: Any) -> Any:
     are sorted. The order of lists that mean something (enum, anyOf, prefixItems) stays.
     """
     if not isinstance(schema, dict):
-        return copy.deepcopy(schema)
+        return copied(schema)
     made = {}
     for key in sorted(schema, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)):
         value = schema[key]
@@ -48,6 +48,18 @@ def canonical(schema: Any) -> Any:
         else:
             made[key] = _sorted_data(value)
     return made
+
+
+def copied(value: Any) -> Any:
+    """A deep copy, several times as fast as copy.deepcopy where the value is what JSON gives."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None or kind is float:
+        return value
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if kind is list:
+        return [copied(item) for item in value]
+    return copy.deepcopy(value)
 
 
 def without_titles(schema: Any) -> Any:
@@ -133,7 +145,7 @@ def _sorted_data(value: Any) -> Any:
         return {key: _sorted_data(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):
         return [_sorted_data(item) for item in value]
-    return copy.deepcopy(value)
+    return copied(value)
 
 
 def _definition_of(reference: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import re
@@ -10,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentkv.tools.schema import canonical, references
+from agentkv.tools.schema import canonical, copied, references
+from agentkv.tools.schema_check import schema_fault
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -104,7 +104,7 @@ def _from_openai(obj: dict[Any, Any]) -> Tool:
         wrong = f"unknown keys {unknown}" if unknown else "no name"
         raise ValueError(f"a tool's function has name, description and parameters; this one has {wrong}")
     # A copy: what the caller does to his dict later changes no tool.
-    parameters = copy.deepcopy(function.get("parameters") or {})
+    parameters = copied(function.get("parameters") or {})
     return Tool(function["name"], function.get("description") or "", parameters)
 
 
@@ -132,13 +132,8 @@ def _check_name(name: str) -> None:
 
 
 def _check_parameters(name: str, parameters: dict[str, Any]) -> None:
-    from jsonschema import Draft202012Validator, SchemaError
-
-    try:
-        Draft202012Validator.check_schema(parameters)
-    except SchemaError as error:
-        where = "/".join(str(part) for part in error.absolute_path) or "its top"
-        raise ValueError(f"parameters of tool {name!r} are no JSON schema: at {where}, {error.message}") from None
+    if fault := schema_fault(parameters):
+        raise ValueError(f"parameters of tool {name!r} are no JSON schema: {fault}")
     if parameters.get("type", "object") != "object":
         raise ValueError(f"parameters of tool {name!r} describe {parameters['type']!r}; arguments are an 'object'")
     for reference in references(parameters):
