@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from agentkv.usage import MISS_CAUSES, no_misses
 
@@ -16,16 +18,20 @@ __all__ = [
     "CountersByName",
     "EngineCounters",
     "NameCounters",
+    "PagesByName",
+    "Rows",
     "Snapshot",
     "leaves_in_first_page",
-    "row_of_name",
+    "still_there",
 ]
+
+_Row = TypeVar("_Row")
 
 MAX_NAMES = 1_024
 """Names that are counted in rows of their own. Names come from callers, so something has to end them."""
 
 OTHERS = "(others)"
-"""The row of all names that came when `MAX_NAMES` were known."""
+"""The row of all names that have none of their own any more."""
 
 UNNAMED = "(unnamed)"
 """The row of calls without a name."""
@@ -141,49 +147,126 @@ def leaves_in_first_page(prompt: Counted, page_size: int) -> bool:
     return in_first_page and prompt.misses["never_seen"] >= _FEWEST_NEW_PAGES * page_size
 
 
-def row_of_name(name: str | None, rows: Mapping[str, object]) -> str:
-    """The row that a name is counted in: one of its own, for the first `MAX_NAMES` of them."""
-    if name is None:
-        return UNNAMED
-    return name if name in rows or len(rows) < MAX_NAMES else OTHERS
+class Rows(dict[str, _Row]):
+    """Rows by name, as they were at one moment; nothing in it changes later."""
+
+    __slots__ = ("born",)
+
+    def __init__(self, rows: Mapping[str, _Row] = MappingProxyType({}), born: Mapping[str, int] | None = None) -> None:
+        """born: how many rows were folded when a row was made, 0 where it says nothing.
+
+        A row that was folded, and another one that its name got later, differ in it.
+        """
+        super().__init__(rows)
+        self.born: Mapping[str, int] = {} if born is None else born
 
 
-class CountersByName:
-    """Tokens by the name of their call, in a bounded number of rows: at most `MAX_NAMES` and two."""
+def still_there(now: Mapping[str, _Row], before: Mapping[str, _Row]) -> tuple[dict[str, _Row], list[_Row]]:
+    """Of the rows at an earlier moment those that go on now, and those that were folded into `OTHERS` since."""
+    born_now = now.born if isinstance(now, Rows) else {}
+    born_before = before.born if isinstance(before, Rows) else {}
+    there, folded = {}, []
+    for name, row in before.items():
+        if name in now and born_now.get(name, 0) == born_before.get(name, 0):
+            there[name] = row
+        else:
+            folded.append(row)
+    return there, folded
 
-    def __init__(self, page_size: int = 16) -> None:
-        self._page_size = page_size
-        self._rows: dict[str, list[int]] = {}
+
+class _Table(Generic[_Row]):
+    """Figures by name in a bounded number of rows: at most `most_names`, and `UNNAMED` and `OTHERS`.
+
+    When one more name comes, the row that was counted in the longest ago is added to `OTHERS`: what all rows add up
+    to stays. O(1) for each count.
+    """
+
+    def __init__(self, num_columns: int, make: Callable[[list[int]], _Row], most_names: int) -> None:
+        self._num_columns, self._make, self._most_names = num_columns, make, most_names
+        self._named: OrderedDict[str, list[int]] = OrderedDict()
+        """The latest last."""
+        self._shared: dict[str, list[int]] = {}
+        self._born: dict[str, int] = {}
+        self._num_folded = 0
         self._changed: set[str] = set()
-        self._frozen: Mapping[str, NameCounters] = {}
+        self._frozen: Rows[_Row] = Rows()
+
+    def row(self, name: str | None) -> list[int]:
+        """To count in; made where there is none."""
+        if name is None or name in (UNNAMED, OTHERS):
+            return self._shared_row(UNNAMED if name is None else name)
+        row = self._named.get(name)
+        if row is None:
+            row = self._named[name] = [0] * self._num_columns
+            if self._num_folded:
+                self._born[name] = self._num_folded
+            if len(self._named) > self._most_names:
+                self._fold()
+        else:
+            self._named.move_to_end(name)
+        self._changed.add(name)
+        return row
+
+    def known_row(self, name: str | None) -> list[int]:
+        """To count in, of a name that was counted before: `OTHERS` where its row was folded since."""
+        return self.row(name) if name is None or name in self._named else self._shared_row(OTHERS)
+
+    def _shared_row(self, name: str) -> list[int]:
+        self._changed.add(name)
+        return self._shared.setdefault(name, [0] * self._num_columns)
+
+    def _fold(self) -> None:
+        name, row = self._named.popitem(last=False)
+        others = self._shared_row(OTHERS)
+        for column, figure in enumerate(row):
+            others[column] += figure
+        self._born.pop(name, None)
+        self._num_folded += 1
+        self._changed.add(name)
+
+    def frozen(self) -> Rows[_Row]:
+        """The rows as they are now. Made anew where something changed: O(rows), a few nanoseconds each."""
+        if self._changed:
+            frozen = Rows(self._frozen, dict(self._born))
+            for name in self._changed:
+                row = self._named.get(name) or self._shared.get(name)
+                if row is None:
+                    frozen.pop(name, None)
+                else:
+                    frozen[name] = self._make(row)
+            self._changed.clear()
+            self._frozen = frozen
+        return self._frozen
+
+
+class CountersByName(_Table[NameCounters]):
+    """Tokens by the name of their call."""
+
+    def __init__(self, page_size: int = 16, *, most_names: int = MAX_NAMES) -> None:
+        super().__init__(len(NameCounters._fields), NameCounters._make, most_names)
+        self._page_size = page_size
 
     def count_prompt(self, name: str | None, prompt: Counted) -> None:
         """A call of that name was first admitted."""
-        key = row_of_name(name, self._rows)
-        row = self._rows.setdefault(key, [0] * len(NameCounters._fields))
+        row = self.row(name)
         figures = (1, prompt.prompt_tokens, prompt.cached_tokens, prompt.computed_tokens, 0)
         leaves = leaves_in_first_page(prompt, self._page_size)
         for column, figure in enumerate((*figures, *(prompt.misses[cause] for cause in MISS_CAUSES), leaves)):
             row[column] += figure
-        self._changed.add(key)
 
     def count_output(self, name: str | None) -> None:
         """A token was drawn for a call that was counted before."""
-        key = UNNAMED if name is None else name
-        if key not in self._rows:
-            key = OTHERS
-        self._rows[key][_OUTPUT] += 1
-        self._changed.add(key)
+        self.known_row(name)[_OUTPUT] += 1
 
-    def frozen(self) -> Mapping[str, NameCounters]:
-        """The rows as they are now. Made anew where something changed: O(rows), a few nanoseconds each."""
-        if self._changed:
-            frozen = dict(self._frozen)
-            for key in self._changed:
-                frozen[key] = NameCounters._make(self._rows[key])
-            self._changed.clear()
-            self._frozen = frozen
-        return self._frozen
+
+class PagesByName(_Table[int]):
+    """Pages by the name of the call that they were given up for."""
+
+    def __init__(self, *, most_names: int = MAX_NAMES) -> None:
+        super().__init__(1, lambda row: row[0], most_names)
+
+    def count(self, name: str | None, pages: int) -> None:
+        self.row(name)[0] += pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentkv.counters import row_of_name
+from agentkv.counters import PagesByName
 from agentkv.errors import PoolFull
 from agentkv.policies import make_policy
 from agentkv.usage import no_misses
@@ -86,8 +86,7 @@ class PrefixCache:
         self._peak = 0
         self._evicted_pages = 0
         self._evictions = 0
-        # Replaced, never changed, by the evictions of each growth: whoever was given it may keep it.
-        self._evicted_for: Mapping[str, int] = {}
+        self._evicted_for = PagesByName()
 
     @property
     def usable_pages(self) -> int:
@@ -236,8 +235,7 @@ class PrefixCache:
         if needed > pool.num_free:
             given_up = tree.evict(needed - pool.num_free)
             self._take_back(given_up)
-            row = row_of_name(owner, self._evicted_for)
-            self._evicted_for = {**self._evicted_for, row: self._evicted_for.get(row, 0) + len(given_up)}
+            self._evicted_for.count(owner, len(given_up))
 
     def _grow(self, lease: Lease, seq_len: int) -> None:
         """Take pages that are free, and tell the tree of the hit if this is the lease's first growth."""
@@ -366,7 +364,7 @@ class PrefixCache:
         return self.tree.num_tokens + private
 
     def counters(self) -> CacheCounters:
-        """The books in O(1), from counters kept all along."""
+        """The books from counters kept all along: O(1), and O(owners) where one of them made others give up pages."""
         pinned = self.tree.num_pinned_pages
         cached = self.tree.num_evictable_pages
         return CacheCounters(
@@ -377,7 +375,7 @@ class PrefixCache:
             peak=self._peak,
             evicted_pages=self._evicted_pages,
             evictions=self._evictions,
-            evicted_for=self._evicted_for,
+            evicted_for=self._evicted_for.frozen(),
         )
 
     @translated

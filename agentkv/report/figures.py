@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentkv.counters import NameCounters
+from agentkv.counters import OTHERS, NameCounters, still_there
 from agentkv.usage import MISS_CAUSES
 
 from .groups import group_names
@@ -102,12 +102,17 @@ def _by_size(pages: Mapping[str, int]) -> dict[str, int]:
 
 def _rows_since(now: Mapping[str, NameCounters], before: Mapping[str, NameCounters]) -> dict[str, NameCounters]:
     nothing = NameCounters()
-    changes = {name: row.minus(before.get(name, nothing)) for name, row in now.items()}
+    base, folded = still_there(now, before)
+    for row in folded:
+        base[OTHERS] = base.get(OTHERS, nothing).plus(row)
+    changes = {name: row.minus(base.get(name, nothing)) for name, row in now.items()}
     return {name: change for name, change in changes.items() if change != nothing}
 
 
 def _pages_since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    changes = {name: pages - before.get(name, 0) for name, pages in now.items()}
+    base, folded = still_there(now, before)
+    base[OTHERS] = base.get(OTHERS, 0) + sum(folded)
+    changes = {name: pages - base.get(name, 0) for name, pages in now.items()}
     return _by_size({name: change for name, change in changes.items() if change})
 
 

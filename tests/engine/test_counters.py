@@ -11,11 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkv.cache import PrefixCache
-from agentkv.counters import MAX_NAMES, OTHERS, UNNAMED, CountersByName, NameCounters, Snapshot
+from agentkv.counters import (
+    MAX_NAMES,
+    OTHERS,
+    UNNAMED,
+    CountersByName,
+    EngineCounters,
+    NameCounters,
+    PagesByName,
+    Snapshot,
+)
+from agentkv.report import Moment, ServedBy
+from agentkv.report.figures import runtime_figures
 from agentkv.usage import Usage, no_misses
 from support.engines import Driver, hash_driver, random_prompt
 
 P = 4
+
+PROMPT = Usage(prompt_tokens=5, cached_tokens=2, computed_tokens=3, misses=no_misses() | {"diverged": 3})
 
 NAMES = (None, "planner", "worker-1", "worker-2")
 
@@ -174,9 +187,9 @@ def test_a_forward_that_failed_counts_no_prompt() -> None:
 # -- bounds and owners --------------------------------------------------------------------------------------
 
 
-def test_names_beyond_the_bound_share_a_row_and_those_known_before_keep_theirs() -> None:
+def test_names_beyond_the_bound_take_the_rows_of_those_that_were_not_heard_of_for_the_longest() -> None:
     rows = CountersByName()
-    prompt = Usage(prompt_tokens=5, cached_tokens=2, computed_tokens=3, misses=no_misses() | {"diverged": 3})
+    prompt = PROMPT
     for index in range(MAX_NAMES + 50):
         rows.count_prompt(f"agent-{index}", prompt)
         rows.count_output(f"agent-{index}")
@@ -184,10 +197,106 @@ def test_names_beyond_the_bound_share_a_row_and_those_known_before_keep_theirs()
     rows.count_prompt("agent-0", prompt)
     frozen = rows.frozen()
     assert len(frozen) == MAX_NAMES + 2
-    assert frozen["agent-0"] == NameCounters(2, 10, 4, 6, 1, diverged=6)
-    assert frozen[OTHERS] == NameCounters(50, 250, 100, 150, 50, diverged=150)
+    assert set(frozen) == {"agent-0", OTHERS, UNNAMED} | {f"agent-{index}" for index in range(51, MAX_NAMES + 50)}
+    assert frozen["agent-0"] == NameCounters(1, 5, 2, 3, 0, diverged=3)
+    assert frozen[OTHERS] == NameCounters(51, 255, 102, 153, 51, diverged=153)
     assert frozen[UNNAMED].calls == 1
     assert rows.frozen() is frozen, "nothing has changed, so nothing is copied"
+
+
+class Callers:
+    """Counts by name in few rows, and beside them in as many as there are names."""
+
+    def __init__(self, most_names: int) -> None:
+        self.rows = CountersByName(most_names=most_names)
+        self.pages = PagesByName(most_names=most_names)
+        self.counted: Counter[str] = Counter()
+        self.evicted = 0
+        self.latest: list[str] = []
+        self.most_names = most_names
+
+    def prompt(self, name: str | None) -> None:
+        self.rows.count_prompt(name, PROMPT)
+        self.counted["calls"] += 1
+        if name is not None:
+            others = [each for each in self.latest if each != name]
+            self.latest = [*others[1 - self.most_names :], name]
+
+    def output(self, name: str | None) -> None:
+        self.rows.count_output(name)
+        self.counted["output_tokens"] += 1
+        if name in self.latest:
+            self.latest.remove(name)
+            self.latest.append(name)
+
+    def evict(self, name: str | None) -> None:
+        self.pages.count(name, 2)
+        self.evicted += 2
+
+    def moment(self) -> tuple[Moment, Counter[str], int]:
+        """As a report sees it, with what there was to count."""
+        counters = EngineCounters(**self.counted).copied()
+        pages = dict.fromkeys(("total", "free", "cached", "in_use", "pinned", "peak"), 0) | {"evicted": self.evicted}
+        by_name, evicted_for = self.rows.frozen(), self.pages.frozen()
+        assert set(by_name) - {OTHERS, UNNAMED} == set(self.latest)
+        assert sum(row.calls for row in by_name.values()) == self.counted["calls"]
+        assert sum(evicted_for.values()) == self.evicted
+        return Moment(Snapshot(counters, pages, 0, 0, by_name, evicted_for), 0, 0.0), self.counted.copy(), self.evicted
+
+
+@given(
+    st.integers(2, 4),
+    st.lists(st.tuples(st.sampled_from(["prompt", "output", "evict", "look"]), st.integers(0, 6)), max_size=60),
+)
+def test_rows_of_more_names_than_there_is_room_for_add_up_at_every_moment_and_between_any_two(
+    most_names: int, steps: list[tuple[str, int]]
+) -> None:
+    served_by = ServedBy("tiny", "fp32", "cpu", 0.0, 9, 4, 0)
+    callers = Callers(most_names)
+    moments = [callers.moment()]
+    heard: set[str | None] = set()
+    for step, number in steps:
+        name = f"agent-{number}" if number else None
+        if step == "prompt":
+            callers.prompt(name)
+            heard.add(name)
+        elif step == "evict":
+            callers.evict(name)
+        elif step == "output" and name in heard:
+            callers.output(name)
+        elif step == "look":
+            moments.append(callers.moment())
+    moments.append(callers.moment())
+    for (early, counted, evicted), (late, counted_later, evicted_later) in itertools.combinations(moments, 2):
+        told = runtime_figures(served_by, late, early)
+        for column in ("calls", "output_tokens"):
+            figures = [row[column] for row in told["by_name"].values()]
+            assert min(figures, default=0) >= 0
+            assert sum(figures) == counted_later[column] - counted[column] == told[column]
+        assert min(told["evictions"]["for"].values(), default=0) >= 0
+        assert sum(told["evictions"]["for"].values()) == evicted_later - evicted
+
+
+def test_a_name_that_lost_its_row_and_got_another_one_is_not_compared_with_what_it_had() -> None:
+    callers = Callers(2)
+    for _ in range(5):
+        callers.prompt("planner")
+    early, *_ = callers.moment()
+    for name in ("one", "two", "planner"):
+        callers.prompt(name)
+    late, *_ = callers.moment()
+    told = runtime_figures(ServedBy("tiny", "fp32", "cpu", 0.0, 9, 4, 0), late, early)
+    assert {name: row["calls"] for name, row in told["by_name"].items()} == {"two": 1, "planner": 1, OTHERS: 1}
+
+
+def test_tokens_of_a_call_whose_name_lost_its_row_meanwhile_are_counted_with_the_others() -> None:
+    rows = CountersByName(most_names=1)
+    rows.count_prompt("slow", PROMPT)
+    rows.count_prompt("quick", PROMPT)
+    rows.count_output("slow")
+    rows.count_output("quick")
+    frozen = rows.frozen()
+    assert {name: (row.calls, row.output_tokens) for name, row in frozen.items()} == {OTHERS: (1, 1), "quick": (1, 1)}
 
 
 def test_evictions_are_counted_for_the_call_that_needed_the_room() -> None:
@@ -222,6 +331,7 @@ def test_names_that_evict_are_bounded_too() -> None:
     assert len(counters.evicted_for) == MAX_NAMES + 1
     # The first found the pool empty, so it is one of the names that never evicted.
     assert counters.evicted_for[OTHERS] == 2 * 19
+    assert f"agent-{MAX_NAMES + 19}" in counters.evicted_for
     assert sum(counters.evicted_for.values()) == counters.evicted_pages
 
 
