@@ -348,13 +348,31 @@ class Runtime(RuntimeHandle):
         """How long opening took."""
         return self._runtime.ready_seconds
 
-    def token_ids(self, prompt: Any, *, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+    def token_ids(
+        self,
+        prompt: Any,
+        *,
+        tools: Sequence[Any] = (),
+        cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """The ids that `generate` would send."""
-        return self._runtime.token_ids(prompt, tools=tools)
+        return self._runtime.token_ids(
+            prompt, tools=tools, cache_salt=cache_salt, chat_template_kwargs=chat_template_kwargs
+        )
 
-    def count_tokens(self, prompt: Any, *, tools: Sequence[Any] = ()) -> int:
+    def count_tokens(
+        self,
+        prompt: Any,
+        *,
+        tools: Sequence[Any] = (),
+        cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> int:
         """Tokens of a prompt as `generate` would send it."""
-        return self._runtime.count_tokens(prompt, tools=tools)
+        return self._runtime.count_tokens(
+            prompt, tools=tools, cache_salt=cache_salt, chat_template_kwargs=chat_template_kwargs
+        )
 
     def report(self, *, since: Report | None = None) -> Report:
         """What was saved, and what it cost."""

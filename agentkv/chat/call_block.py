@@ -90,6 +90,18 @@ class CallBlock:
         """Whether the block may end here."""
         return self.ended or self._read == self._read_after
 
+    @property
+    def lacks(self) -> str | None:
+        """What has to follow for the block to hold its first call alone; None before that call, or where more came.
+
+        Behind a closing marker, or where none ends the block, it is nothing: "".
+        """
+        if len(self.calls) != 1:
+            return None
+        if self.ended or (self._read == self._read_after and not self._closing):
+            return ""
+        return "]" if self._read == self._read_after_item else None
+
     def feed(self, text: str) -> list[ToolCallDelta]:
         """Read on; the deltas of calls whose name is known. Not after the end."""
         assert not self.ended, "a block that has ended takes no text"

@@ -7,6 +7,7 @@ results of one turn's calls, in any order          -> in the order of the calls
 role "developer"                                   -> "system", which templates know; any other than these, "user",
                                                       "assistant" and "tool" is refused
 name, and fields that we do not know               -> as they are, for the template to show or not
+what SDKs add to an answer that they give back     -> left out: parsed, annotations, lists and dicts that are empty
 
 What the model would never see is refused, and not left out: refusal, audio, images, function_call, role "function".
 """
@@ -31,6 +32,9 @@ _OWN_FIELDS = frozenset(
 )
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+
+_OF_SDKS = frozenset(("annotations", "parsed"))
+"""Made of an answer's content by those who read it."""
 
 _OTHER_CONTENT = ("audio", "files", "images", "videos")
 
@@ -174,6 +178,9 @@ def _str_or_none(fields: Mapping[str, Any], name: str, where: str) -> str | None
 
 def _extra(fields: Mapping[str, Any], index: int) -> dict[str, Any]:
     extra = {key: value for key, value in fields.items() if key not in _OWN_FIELDS and value is not None}
+    if fields.get("role") == "assistant":
+        # The reply that comes back had none of these: they would make it another message than the one that was given.
+        extra = {key: value for key, value in extra.items() if key not in _OF_SDKS and not _is_empty(value)}
     if nested_too_deep(extra):
         raise RequestError(f"fields {sorted(map(str, extra))} of message {index} are nested more than {MAX_DEPTH} deep")
     try:
@@ -181,6 +188,10 @@ def _extra(fields: Mapping[str, Any], index: int) -> dict[str, Any]:
     except Exception as error:
         # Whatever objects stand in a field that we do not know: what they raise when they are copied is theirs.
         raise RequestError(f"fields {sorted(map(str, extra))} of message {index} cannot be copied: {error}") from error
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (list, dict)) and not value
 
 
 def _fields(message: Any, index: int) -> Mapping[str, Any]:

@@ -50,7 +50,8 @@ class TurnReader:
     The texts of the TextDeltas joined are the turn's text, those of the ReasoningDeltas its reasoning, and the
     token_ids of both joined are all that were fed: a delta without text may bear them. A call whose name is readable
     is told by ToolCallDeltas of the id that it will have; the arguments_texts of a well-formed one joined are its
-    arguments as written. A malformed one may have none. A reply that is bare JSON is told at its end.
+    arguments as written. One without a readable name is told whole, with the name "", where its block ends. A reply
+    that is bare JSON is told at its end.
 
     reasoning: the model's markers, or None: no text is reasoning
     inside_reasoning: the prompt has opened the reasoning already
@@ -89,6 +90,8 @@ class TurnReader:
         self._thoughts = TextParts(held="\n")
         self._has_reasoned = False
         self._calls: list[ToolCall] = []
+        self._told: set[str] = set()
+        """Ids of calls that deltas were made of."""
         self._is_call = is_call
         self._may_be_bare = self._call_format is not None or is_call is not None
         """Neither text nor a call came yet."""
@@ -108,6 +111,16 @@ class TurnReader:
         if token_ids:
             _bear(deltas, self._empty_delta(), token_ids)
         return deltas
+
+    @property
+    def lacks(self) -> str | None:
+        """What has to follow for the answer to be over with its first call, mostly ""; None before that call is whole.
+
+        None, too, where calls stand bare, which are calls only if nothing else follows, and behind a second call.
+        """
+        if self._calls:
+            return "" if self._block is None and len(self._calls) == 1 else None
+        return None if self._block is None else self._block.lacks
 
     def finish(self, cut: str | None = None) -> tuple[list[TurnDelta], ReadTurn]:
         """The answer is complete: what was held back, and the whole in its parts. Once, and nothing after it.
@@ -215,12 +228,16 @@ class TurnReader:
 
     def _read_block(self, text: str) -> str:
         assert self._block is not None, "in this state a block is open"
-        self._deltas += self._block.feed(text)
+        deltas = self._block.feed(text)
+        self._told.update(delta.id for delta in deltas)
+        self._deltas += deltas
         return self._leave_block() if self._block.ended else ""
 
     def _leave_block(self) -> str:
         assert self._block is not None, "a block is left once"
         self._calls += self._block.calls
+        untold = (call for call in self._block.calls if call.id not in self._told)
+        self._deltas += (ToolCallDelta(self._index, call.id, call.name, call.raw) for call in untold)
         rest, self._block = self._block.rest, None
         self._read = self._read_text
         return rest

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentkv.calls import Call
-from agentkv.chat import Scribe, Traits
+from agentkv.chat import Scribe, Traits, TurnReader
 from agentkv.namespaces import namespace_of
 from agentkv.report import ServedBy
-from agentkv.session import ProducedTexts, ProducedTurns, Question
+from agentkv.session import FirstCallAlone, ProducedTexts, ProducedTurns, Question
 from agentkv.tool_calls import ToolCallTally
 from agentkv.tools import AnswerFormat, Tool
+from agentkv.tools.vocabulary import vocabulary_of
 
 from .prompt import PromptEncoder
 
@@ -123,6 +124,24 @@ class Opened:
 
         schema = None if answer_format.schema is None else dict(answer_format.schema)
         return json_mask(schema, self.tokenizer, self.vocab_size, self.end_token_ids)
+
+    def one_call(
+        self, read: Callable[[], TurnReader], masks: Callable[[int], TokenMask] | None
+    ) -> Callable[[int], TokenMask]:
+        """The masks, and behind an answer's first call, which `read` finds, its end.
+
+        ConfigError where the tokenizer is no fast one.
+        """
+        token_bytes = vocabulary_of(self.tokenizer).token_bytes
+        closing_ids = [each for each in self.scribe.encode("]") if token_bytes(each).strip() == b"]"]
+        return lambda index: FirstCallAlone(
+            read,
+            token_bytes,
+            closing_ids=closing_ids,
+            end_ids=sorted(each for each in self.end_token_ids if each < self.vocab_size),
+            vocab_size=self.vocab_size,
+            within=None if masks is None else masks(index),
+        )
 
     def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
         """Masks of a scripted model; None for every other one, and where nothing is asked."""

@@ -178,22 +178,39 @@ class Runtime(RuntimeHandle):
         """How long opening took, the imports of torch and transformers not counted. Known once started."""
         return self._life.opened.ready_seconds
 
-    def count_tokens(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> int:
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Any] = (),
+        cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> int:
         """Tokens of a prompt as `generate` would send it. Known once started.
 
         Blocks until it is encoded, and while another thread encodes: from an event loop, in a thread for long prompts.
         """
-        return len(self.token_ids(prompt, tools=tools))
+        return len(
+            self.token_ids(prompt, tools=tools, cache_salt=cache_salt, chat_template_kwargs=chat_template_kwargs)
+        )
 
-    def token_ids(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+    def token_ids(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Any] = (),
+        cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """The ids that `generate` would send. As `count_tokens`."""
         opened = self._life.opened
         if not is_messages(prompt):
             return opened.encoder.encode(prompt)
         schemas = [tool.schema for tool in as_tools(tools)]
         messages = without_implicit(normalise(prompt, model=opened.name))
-        ledger = opened.produced.find(messages, tools=schemas)
-        return opened.scribe.prompt(ledger, messages, tools=schemas, exact=False).token_ids
+        kwargs = chat_template_kwargs or {}
+        ledger = opened.produced.find(messages, tools=schemas, kwargs=kwargs, cache_salt=cache_salt)
+        return opened.scribe.prompt(ledger, messages, tools=schemas, kwargs=kwargs, exact=False).token_ids
 
     def report(self, *, since: Report | None = None) -> Report:
         """Figures as of the last step or abort, of all that happened or of what came after an earlier report.
@@ -234,6 +251,7 @@ class Runtime(RuntimeHandle):
         *,
         tools: Sequence[Any] = (),
         tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
         n: int = 1,
         cache: bool = True,
         cache_salt: str | None = None,
@@ -250,6 +268,7 @@ class Runtime(RuntimeHandle):
         cache_salt  calls share pages only with calls of an equal salt
         name        who calls, for rate limits, events and reports
         timeout     seconds for the whole call, waiting included; then TimeoutError
+        parallel_tool_calls  False: an answer ends with its first call of a tool
         response_format  {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": …}}: the answer
                     is JSON, by a grammar; beside tools it is that or one call of a tool
         sampling    see SamplingParams; max_tokens=None is what context and pool leave, at most 1,024
@@ -258,9 +277,9 @@ class Runtime(RuntimeHandle):
         numbers, QueueFull, ValueError and TypeError for arguments that cannot be, RuntimeClosed, EngineFailed.
         """
         stream = self.stream(
-            prompt, tools=tools, tool_choice=tool_choice, n=n, cache=cache, cache_salt=cache_salt, name=name,
-            tags=tags, timeout=timeout, response_format=response_format, chat_template_kwargs=chat_template_kwargs,
-            **sampling,
+            prompt, tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls, n=n, cache=cache,
+            cache_salt=cache_salt, name=name, tags=tags, timeout=timeout, response_format=response_format,
+            chat_template_kwargs=chat_template_kwargs, **sampling,
         )  # fmt: skip
         async with stream:
             replies = await stream.replies()
@@ -272,6 +291,7 @@ class Runtime(RuntimeHandle):
         *,
         tools: Sequence[Any] = (),
         tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
         n: int = 1,
         cache: bool = True,
         cache_salt: str | None = None,
@@ -285,8 +305,8 @@ class Runtime(RuntimeHandle):
         """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
         options = CallOptions.given(
             n=n, cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
-            response_format=response_format, chat_template_kwargs=chat_template_kwargs, sampling=sampling,
-            own=("timeout", "response_format"),
+            parallel_tool_calls=parallel_tool_calls, response_format=response_format,
+            chat_template_kwargs=chat_template_kwargs, sampling=sampling, own=("timeout", "response_format"),
         )  # fmt: skip
         if n > self._config.max_num_seqs:
             raise ValueError(f"n={n} answers start together, and max_num_seqs is {self._config.max_num_seqs}")

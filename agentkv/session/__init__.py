@@ -3,6 +3,7 @@
 from .handle import Handle, SessionHandle
 from .host import Host, Question, Served
 from .keywords import with_advice
+from .one_call import FirstCallAlone
 from .options import CallOptions, with_max_tokens
 from .produced import ProducedTexts, ProducedTurns
 from .run import Run, RunStream
@@ -15,6 +16,7 @@ __all__ = [
     "ChatTurn",
     "Content",
     "Conversation",
+    "FirstCallAlone",
     "Handle",
     "Host",
     "Mark",

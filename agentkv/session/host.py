@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentkv.chat import Scribe
+from agentkv.chat import Scribe, TurnReader
 from agentkv.sampling_params import SamplingParams
 from agentkv.streams import Submitted
 from agentkv.tool_calls import ToolCallTally
@@ -59,6 +59,11 @@ class Served(Protocol):
 
     def formed_text(self, answer_format: AnswerFormat) -> Callable[[int], TokenMask]:
         """Masks under which a plain prompt is continued in this form."""
+
+    def one_call(
+        self, read: Callable[[], TurnReader], masks: Callable[[int], TokenMask] | None
+    ) -> Callable[[int], TokenMask]:
+        """The masks, and behind an answer's first call, which `read` finds, its end."""
 
     def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
         """Masks of a scripted model, which says what its script wants; None for every other model."""

@@ -31,12 +31,15 @@ class CallOptions:
     tags: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     answer_format: AnswerFormat | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.cache, bool):
             raise TypeError(f"cache must be True or False, got {self.cache!r}")
+        if not isinstance(self.parallel_tool_calls, bool):
+            raise TypeError(f"parallel_tool_calls must be True or False, got {self.parallel_tool_calls!r}")
         for option, value in (("cache_salt", self.cache_salt), ("name", self.name)):
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{option} must be a str or None, got {value!r}")

@@ -22,6 +22,7 @@ from agentkv.tools import Tool, check_call
 
 from .host import Host, Question, Served
 from .options import CallOptions, with_max_tokens
+from .told_calls import ToldCalls
 
 if TYPE_CHECKING:
     from agentkv.sampling import TokenMask
@@ -194,6 +195,8 @@ class ChatTurn:
         self._before = Conversation()
         self._prompt: TurnPrompt | None = None
         self._readers: list[TurnReader] = []
+        self._told_calls: list[ToldCalls] = []
+        """Of each choice, as are the readers."""
         self._seam_tokens = 0
         self._served: Served | None = None
 
@@ -218,8 +221,9 @@ class ChatTurn:
         reads_calls = bool(self._tools) and options.tool_choice != "none"
         formed = options.answer_format is not None and not options.forced_tools
         id_seed = xxh3_64_intdigest(array("i", token_ids).tobytes())
-        self._readers = [
-            TurnReader(
+
+        def reader(index: int) -> TurnReader:
+            return TurnReader(
                 reasoning=traits.reasoning,
                 inside_reasoning=traits.opens_reasoning,
                 call_format=traits.call_format if reads_calls else None,
@@ -228,8 +232,11 @@ class ChatTurn:
                 index=index,
                 is_call=self._fits if formed else None,
             )
-            for index in range(options.n)
-        ]
+
+        self._readers = [reader(index) for index in range(options.n)]
+        self._told_calls = [ToldCalls(alone=not options.parallel_tool_calls) for _ in range(options.n)]
+        if reads_calls and not options.parallel_tool_calls and not params.ignore_eos:
+            masks = await asyncio.to_thread(served.one_call, lambda: reader(0), masks)
         return await self._host.submit(
             Question(
                 token_ids,
@@ -274,7 +281,8 @@ class ChatTurn:
         return before, prompt, prompt.seam_tokens + seam
 
     def read(self, update: TokensAdded) -> Sequence[Delta]:
-        return self._readers[update.index].feed(update.text, update.token_ids)
+        deltas = self._readers[update.index].feed(update.text, update.token_ids)
+        return self._told_calls[update.index].take(deltas)
 
     def end(self, update: ChoiceEnded, *, counts: bool) -> tuple[Sequence[Delta], Reply]:
         assert self._served is not None, "a choice ended before its call began"
@@ -282,7 +290,9 @@ class ChatTurn:
         reply, prompt, options = update.reply, self._prompt, self._options
         cut = _CUT.format(len(reply.token_ids)) if reply.finish_reason == "length" else None
         deltas, turn = self._readers[update.index].finish(cut)
-        calls = tuple(check_call(call, self._tools, self._denied) for call in turn.calls)
+        told = self._told_calls[update.index]
+        rest = told.take(deltas)
+        calls = tuple(check_call(call, self._tools, self._denied) for call in told.given(turn.calls))
         reply = replace(
             reply,
             text=turn.text,
@@ -293,22 +303,26 @@ class ChatTurn:
         )
         if counts:
             self._served.tool_calls.add(ToolCallCounts.of_calls(calls))
-            after = self._before.then(*normalise([reply.message]))
+            (said,) = normalise([reply.message])
+            after = self._before.then(said)
             whole = reply.token_ids[: update.whole_tokens]
             ledger = self._served.scribe.after_reply(prompt, len(after.messages), whole, update.cut_text)
             after = replace(after, ledger=ledger)
-            if reply.finish_reason != "cancelled" or reply.token_ids:
-                self._served.produced.remember(
-                    after.messages,
-                    ledger,
-                    tools=options.schemas,
-                    kwargs=options.template_kwargs,
-                    cache_salt=options.cache_salt,
-                )
+            # A message that says less than the ids do is not what they are looked for by.
+            if (reply.finish_reason != "cancelled" or reply.token_ids) and len(calls) == len(turn.calls):
+                as_told = told.message(said)
+                for message in (said,) if as_told == said else (said, as_told):
+                    self._served.produced.remember(
+                        self._before.then(message).messages,
+                        ledger,
+                        tools=options.schemas,
+                        kwargs=options.template_kwargs,
+                        cache_salt=options.cache_salt,
+                    )
             if not (reply.reasoning or reply.tool_calls or update.cut_text):
                 self._served.texts.remember(reply.text, whole, options.cache_salt)
             self._told(Answered(reply, after, prompt))
-        return deltas, reply
+        return rest, reply
 
     def left(self) -> None:
         self._left()

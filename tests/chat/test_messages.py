@@ -214,3 +214,12 @@ def test_a_malformed_call_goes_through_messages_with_what_the_model_wrote() -> N
 def test_wrong_arguments_go_through_messages_as_they_are() -> None:
     call = ToolCall("call00001", "add", {"a": "x"}, raw="{...}", error="wrong", failure="wrong_arguments")
     assert call.message["function"]["arguments"] == '{"a": "x"}'
+
+
+def test_what_sdks_add_to_an_answer_is_no_part_of_the_message() -> None:
+    said = {"role": "assistant", "content": '{"a": 5}', "reasoning_content": "Five."}
+    added = {"parsed": {"a": 5}, "annotations": [{"type": "url_citation"}], "images": [], "metadata": {}, "audio": None}
+    assert normalise([{**said, **added}]) == normalise([said])
+    kept = {**said, "prefix": True, "cache_control": {"type": "ephemeral"}}
+    assert normalise([kept])[0].extra == {"prefix": True, "cache_control": {"type": "ephemeral"}}
+    assert normalise([{"role": "user", "content": "hi", "documents": []}])[0].extra == {"documents": []}

@@ -42,6 +42,8 @@ def chat_body(model: str, messages: Sequence[Message], options: CallOptions) -> 
         choice = options.tool_choice
         named = {"type": "function", "function": {"name": choice}}
         body["tool_choice"] = choice if choice in ("auto", "none", "required") else named
+        if not options.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
     if options.answer_format is not None:
         schema = options.answer_format.schema
         by_schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}

@@ -107,11 +107,11 @@ class RemoteRuntime:
         """Raises NotOverHTTP."""
         raise NotOverHTTP("the tokenizer", "load it from the model's own source, or POST /tokenize")
 
-    def count_tokens(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> NoReturn:
+    def count_tokens(self, prompt: Prompt, **options: Any) -> NoReturn:
         """Raises NotOverHTTP."""
         raise NotOverHTTP("count_tokens()", "POST /tokenize counts, which has to be awaited")
 
-    def token_ids(self, prompt: Prompt, *, tools: Sequence[Any] = ()) -> NoReturn:
+    def token_ids(self, prompt: Prompt, **options: Any) -> NoReturn:
         """Raises NotOverHTTP."""
         raise NotOverHTTP("token_ids()", "POST /tokenize gives them, which has to be awaited")
 
@@ -150,6 +150,7 @@ class RemoteRuntime:
         *,
         tools: Sequence[Any] = (),
         tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
         n: int = 1,
         cache: bool = True,
         cache_salt: str | None = None,
@@ -163,7 +164,8 @@ class RemoteRuntime:
         """As `generate`, as a Stream of events; it begins when it is entered or first awaited."""
         options = CallOptions.given(
             n=n, cache=cache, cache_salt=cache_salt, name=name, tags=tags, tools=tools, tool_choice=tool_choice,
-            response_format=response_format, chat_template_kwargs=chat_template_kwargs, sampling=sampling,
+            parallel_tool_calls=parallel_tool_calls, response_format=response_format,
+            chat_template_kwargs=chat_template_kwargs, sampling=sampling,
         )  # fmt: skip
         refuse_what_cannot_be_sent(options)
         timeout = self._timeout if timeout is None else timeout
