@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, TurnEnd
+from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, TurnEnd
 from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 from agentkv.streams import CallStream
@@ -23,15 +23,15 @@ __all__ = ["Answered", "Asked", "Read", "answers_of", "copies_of", "events_of"]
 class Asked:
     """The calls of one request.
 
-    copies    how often each answer is given, one choice after the other
-    one_call  each choice ends with its first call of a tool, as `parallel_tool_calls=false` wants it
-    blame     makes the answer of a ValueError or TypeError that a call begins with: the client's, with its field
+    copies       how often each answer is given, one choice after the other
+    blame        makes the answer of a ValueError or TypeError that a call begins with: the client's, with its field
+    prompt_only  nothing that is written behind the prompts is given
     """
 
     streams: Sequence[CallStream]
     blame: Callable[[Exception], ApiError]
     copies: int = 1
-    one_call: bool = False
+    prompt_only: bool = False
 
     @property
     def choices(self) -> int:
@@ -59,7 +59,7 @@ async def answers_of(asked: Asked) -> list[Answered]:
     """All choices of all calls, which run side by side; one that fails ends them all."""
     async with AsyncExitStack() as open_streams:
         await _begin(asked, open_streams)
-        reading = [asyncio.ensure_future(_answers(stream, asked.one_call)) for stream in asked.streams]
+        reading = [asyncio.ensure_future(_answers(stream, asked.prompt_only)) for stream in asked.streams]
         try:
             answered = await asyncio.gather(*reading)
         finally:
@@ -85,17 +85,6 @@ def copies_of(answer: Answered, copies: int) -> list[Answered]:
     return [answer] + [replace(answer, reply=replace(answer.reply, usage=usage))] * (copies - 1)
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What came of one choice so far, up to its second call of a tool where it may make only one."""
-
-    num_tokens: int = 0
-    texts: list[str] = field(default_factory=list)
-    call_id: str | None = None
-    cut: bool = False
-    ended: bool = False
-
-
 async def _begin(asked: Asked, open_streams: AsyncExitStack) -> None:
     for stream in asked.streams:
         try:
@@ -104,10 +93,10 @@ async def _begin(asked: Asked, open_streams: AsyncExitStack) -> None:
             raise asked.blame(error) from error
 
 
-async def _answers(stream: CallStream, one_call: bool) -> list[Answered]:
+async def _answers(stream: CallStream, prompt_only: bool) -> list[Answered]:
     reasoning_tokens = [0] * stream.n
     replies: dict[int, Reply] = {}
-    async with aclosing(_events(stream, one_call)) as events:
+    async with aclosing(_events(stream, prompt_only)) as events:
         async for read in events:
             if isinstance(read.event, ReasoningDelta):
                 reasoning_tokens[read.event.index] += len(read.event.token_ids)
@@ -116,53 +105,37 @@ async def _answers(stream: CallStream, one_call: bool) -> list[Answered]:
     return [Answered(replies[index], reasoning_tokens[index]) for index in range(stream.n)]
 
 
-async def _events(stream: CallStream, one_call: bool) -> AsyncGenerator[Read]:
-    """A call's events. With one_call each choice ends where its second call begins: there the model is stopped.
-
-    It runs on while another choice still writes its first call, for one call of the runtime has all n choices.
-    """
-    choices = [_Seen() for _ in range(stream.n)]
+async def _events(stream: CallStream, prompt_only: bool) -> AsyncGenerator[Read]:
+    """A call's events; with prompt_only the ends of its choices alone."""
+    num_tokens = [0] * stream.n
     async for event in stream:
-        seen = choices[event.index]
         if isinstance(event, TurnEnd):
-            seen.ended = True
-            reply = event.reply
-            if seen.cut:
-                reply = _up_to(reply, seen)
-            elif one_call:  # A further one that nobody can read was not told as it came.
-                reply = replace(reply, tool_calls=reply.tool_calls[:1])
-            yield Read(replace(event, reply=reply))
-        elif isinstance(event, ToolCallDelta):
-            if seen.call_id is None:
-                seen.call_id = event.id
-            if one_call and event.id != seen.call_id:
-                seen.cut = True
-            if not seen.cut:
-                yield Read(event)
-        elif isinstance(event, TextDelta | ReasoningDelta) and not seen.cut:
-            begin, seen.num_tokens = seen.num_tokens, seen.num_tokens + len(event.token_ids)
-            if isinstance(event, TextDelta):
-                seen.texts.append(event.text)
-            yield Read(event, stream.logprobs(event.index)[begin : seen.num_tokens])
-        if seen.cut and all(choice.cut or choice.ended for choice in choices):
-            await stream.cancel(keep=True)
+            yield Read(replace(event, reply=_without_answer(event.reply)) if prompt_only else event)
+        elif prompt_only:
+            continue
+        elif isinstance(event, TextDelta | ReasoningDelta):
+            begin = num_tokens[event.index]
+            num_tokens[event.index] += len(event.token_ids)
+            yield Read(event, stream.logprobs(event.index)[begin : num_tokens[event.index]])
+        else:
+            yield Read(event)
 
 
-def _up_to(reply: Reply, seen: _Seen) -> Reply:
-    """The reply with what was seen of it; its usage stays that of all that was computed."""
+def _without_answer(reply: Reply) -> Reply:
+    """The reply with what was computed of the prompt, and nothing that was written behind it."""
     return replace(
         reply,
-        text="".join(seen.texts),
-        token_ids=reply.token_ids[: seen.num_tokens],
-        logprobs=None if reply.logprobs is None else reply.logprobs[: seen.num_tokens],
-        tool_calls=reply.tool_calls[:1],
-        finish_reason="tool_calls",
+        text="",
+        token_ids=(),
+        logprobs=None if reply.logprobs is None else (),
+        finish_reason="length",
+        usage=replace(reply.usage, output_tokens=0),
     )
 
 
 async def _merged(asked: Asked) -> AsyncGenerator[tuple[int, Read]]:
     """What all calls say, as it comes, with the number of the choice among those of all calls."""
-    events = [_events(stream, asked.one_call) for stream in asked.streams]
+    events = [_events(stream, asked.prompt_only) for stream in asked.streams]
     if len(events) == 1:  # As nearly always, and no task for each event.
         async with aclosing(events[0]) as only:
             async for read in only:

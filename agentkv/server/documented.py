@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from .dialect import Dialect
 
-__all__ = ["STREAMED", "failures"]
+__all__ = ["Documented", "failures", "success", "success_or_stream"]
 
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer, or with `stream` its chunks as server-sent events.",
-        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+
+class Documented(BaseModel):
+    """Of what is sent: no other field is, and one with a default may be absent. Never made of an answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def success(model: type[Documented]) -> dict[int | str, dict[str, Any]]:
+    """The answer of an endpoint."""
+    return {200: {"model": model, "description": "The answer."}}
+
+
+def success_or_stream(model: type[Documented]) -> dict[int | str, dict[str, Any]]:
+    """The answer of an endpoint that streams where it is asked to."""
+    return {
+        200: {
+            "model": model,
+            "description": "The answer, or with `stream` its chunks as server-sent events.",
+            "content": {"text/event-stream": {}},
+        }
     }
-}
 
 
 def failures(dialect: Dialect) -> dict[int | str, dict[str, Any]]:

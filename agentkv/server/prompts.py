@@ -14,6 +14,7 @@ from .errors import ApiError
 __all__ = ["INT64", "Message", "TokenIds", "ToolField", "tools_of"]
 
 INT64 = 2**63 - 1
+_CHOICES = ("auto", "none", "required")
 TokenId = Annotated[int, Field(strict=True, ge=0, le=INT64)]
 TokenIds = list[TokenId]
 
@@ -57,7 +58,14 @@ class ToolField(BaseModel):
 
 
 def tools_of(tools: Sequence[ToolField] | None) -> tuple[Tool, ...]:
-    """The tools of a call; 400 for what is none."""
+    """The tools of a call; 400 for what is none, and for names that `tool_choice` has another meaning for."""
+    for tool in tools or ():
+        if tool.function.name in _CHOICES:
+            raise ApiError(
+                400,
+                f"a tool cannot be called {tool.function.name!r}, which is a word of tool_choice; give it another name",
+                param="tools",
+            )
     try:
         return as_tools([_tool_dict(tool) for tool in tools or ()])
     except (ValueError, TypeError, RecursionError) as error:

@@ -8,10 +8,11 @@ from contextlib import AbstractAsyncContextManager
 import httpx2 as httpx
 import pytest
 
+from support.families import family
 from support.runtimes import own_cache, own_cache_folder
 from support.servers import in_process, over_http
 
-__all__ = ["own_cache", "own_cache_folder"]
+__all__ = ["family", "own_cache", "own_cache_folder"]
 
 Door = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 

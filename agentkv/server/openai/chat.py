@@ -9,10 +9,12 @@ from starlette.responses import Response
 
 from ..answering import EventStream, Whole
 from ..calls import Asked, answers_of
-from ..documented import STREAMED
+from ..documented import success_or_stream
+from ..effort import template_options
 from ..errors import ApiError
 from ..refusals import refused
 from ..serving import Serving
+from .answers import ChatCompletion
 from .caller import caller_of
 from .chat_answer import ChatChunks, chat_choice
 from .chat_request import ChatRequest
@@ -29,7 +31,7 @@ def chat_router(serving: Serving) -> APIRouter:
     """Conversations."""
     router = APIRouter()
 
-    @router.post("/chat/completions", responses=STREAMED, summary="Answer a conversation")
+    @router.post("/chat/completions", responses=success_or_stream(ChatCompletion), summary="Answer a conversation")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         await serving.require_model(body.model)
         body.check()
@@ -37,11 +39,12 @@ def chat_router(serving: Serving) -> APIRouter:
         def blame(error: Exception) -> ApiError:
             return refused(error, body, prompt="messages", grammar="tools" if body.tools else "response_format")
 
+        options = body.options(await template_options(serving, body.reasoning_effort, body.chat_template_kwargs))
         try:
-            stream = serving.runtime.stream(body.messages, name=caller_of(request, body), **body.options())
+            stream = serving.runtime.stream(body.messages, name=caller_of(request, body), **options)
         except (ValueError, TypeError, RecursionError) as error:
             raise blame(error) from error
-        asked = Asked([stream], blame, copies=body.copies, one_call=body.parallel_tool_calls is False)
+        asked = Asked([stream], blame, copies=body.copies)
         texts = TokenTexts(serving.token_bytes) if body.logprobs else None
         ids = body.return_token_ids
 

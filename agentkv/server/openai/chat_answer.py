@@ -8,7 +8,6 @@ from typing import Any
 from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta, TurnEnd
 from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
-from agentkv.tool_calls import ToolCall
 
 from .token_logprobs import TokenTexts, chat_logprobs
 
@@ -60,15 +59,8 @@ class ChatChunks:
         elif isinstance(event, ToolCallDelta):
             choice = self._choice({"tool_calls": [self._call(event)]})
         elif isinstance(event, TurnEnd):
-            # Of a call without a readable name nothing was told yet.
-            untold = [self._whole_call(call) for call in event.reply.tool_calls if call.id not in self._calls]
-            delta: dict[str, Any] = {"tool_calls": untold} if untold else {}
-            choice = self._choice(delta, finish_reason=event.reply.finish_reason)
+            choice = self._choice({}, finish_reason=event.reply.finish_reason)
         return choice
-
-    def _whole_call(self, call: ToolCall) -> dict[str, Any]:
-        self._calls.append(call.id)
-        return {"index": len(self._calls) - 1, **call.message}
 
     def _call(self, event: ToolCallDelta) -> dict[str, Any]:
         if event.id in self._calls:

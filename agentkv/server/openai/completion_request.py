@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from ..errors import ApiError
-from ..prompts import TokenIds
+from ..prompts import INT64, TokenIds
 from .fields import CompletionFields, refuse_what_is_not_followed
 
 __all__ = ["CompletionRequest"]
@@ -24,6 +24,8 @@ class CompletionRequest(CompletionFields):
         | Annotated[list[StrictStr], Field(min_length=1, max_length=256)]
         | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
     )
+    max_tokens: Annotated[StrictInt, Field(ge=0, le=INT64)] | None = None
+    """0 goes with echo: the prompt is given back, with its log-probabilities, and nothing is written."""
     echo: StrictBool | None = None
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     best_of: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -34,6 +36,8 @@ class CompletionRequest(CompletionFields):
         refuse_what_is_not_followed(self, {"suffix": [""], "best_of": [self.choices], "logit_bias": [{}]})
         if not all(self.prompts):
             raise ApiError(400, "prompt is empty; a completion continues at least one token", param="prompt")
+        if self.prompt_only and not self.echo:
+            raise ApiError(400, "max_tokens 0 goes with echo; ask for at least one token", param="max_tokens")
         if self.echo and self.stream and self.logprobs is not None:
             raise ApiError(400, "echo with logprobs comes whole: leave stream out", param="stream")
 
@@ -46,10 +50,17 @@ class CompletionRequest(CompletionFields):
         # No ids at all is an empty prompt, and not no prompts.
         return [ids] if ids or not self.prompt else [each for each in self.prompt if not isinstance(each, int)]
 
+    @property
+    def prompt_only(self) -> bool:
+        """Whether nothing is to be written behind the prompt."""
+        return self.max_tokens == 0
+
     def options(self) -> dict[str, Any]:
         """Keywords of `Runtime.stream`, but for who calls."""
         sampling = self.sampling()
         sampling.setdefault("max_tokens", _DEFAULT_MAX_TOKENS)
+        if self.prompt_only:  # A call writes at least one token, which is not given.
+            sampling["max_tokens"] = 1
         if self.logprobs is not None:
             sampling["logprobs"] = self.logprobs
             if self.echo:

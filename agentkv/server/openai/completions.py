@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 from ..answering import EventStream, Whole
 from ..calls import Asked, answers_of
-from ..documented import STREAMED
+from ..documented import success_or_stream
 from ..errors import ApiError
 from ..refusals import refused
 from ..serving import Serving
+from .answers import Completion
 from .caller import caller_of
 from .chunks import streamed
 from .completion_answer import CompletionChunks, Echo, completion_choice
@@ -30,21 +31,21 @@ def completions_router(serving: Serving) -> APIRouter:
     """Text and token ids."""
     router = APIRouter()
 
-    @router.post("/completions", responses=STREAMED, summary="Continue text or token ids")
+    @router.post("/completions", responses=success_or_stream(Completion), summary="Continue text or token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         await serving.require_model(body.model)
         body.check()
-        options, name = body.options(), caller_of(request, body)
+        name = caller_of(request, body)
 
         def blame(error: Exception) -> ApiError:
             return refused(error, body, prompt="prompt")
 
         try:
-            streams = [serving.runtime.stream(prompt, name=name, **options) for prompt in body.prompts]
+            streams = [serving.runtime.stream(prompt, name=name, **body.options()) for prompt in body.prompts]
             echoes = await _echoes(serving, body)
         except (ValueError, TypeError) as error:
             raise blame(error) from error
-        asked = Asked(streams, blame, copies=body.copies)
+        asked = Asked(streams, blame, copies=body.copies, prompt_only=body.prompt_only)
         texts = TokenTexts(serving.token_bytes) if body.logprobs is not None else None
         ids, n = body.return_token_ids, body.choices
 

@@ -8,6 +8,7 @@ with their name unless they hold the value that changes nothing.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -45,6 +46,7 @@ class CompletionFields(BaseModel):
     """Absent: 1.0, as in OpenAI's API."""
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=INT64)] | None = None
+    """Absent: drawn anew, so that a request asked again is answered anew."""
     stop: StrictStr | Annotated[list[StrictStr], Field(max_length=16)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
@@ -58,6 +60,7 @@ class CompletionFields(BaseModel):
     store: Any = None
     service_tier: Any = None
     safety_identifier: Any = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     prediction: Any = None
 
@@ -73,14 +76,18 @@ class CompletionFields(BaseModel):
     """Also give each choice's ids, and each chunk's in a stream."""
 
     def sampling(self) -> dict[str, Any]:
-        """The keywords of a call's SamplingParams; what is absent or null keeps its default."""
+        """The keywords of one call's SamplingParams; what is absent or null keeps its default.
+
+        Each time with another seed where none is given: a Runtime's own would be the same for the same prompt, and
+        who asks again, or asks for votes, wants another answer.
+        """
         given = {
             "max_tokens": self.max_tokens,
-            "temperature": 1.0 if self.temperature is None else _not_tiny(self.temperature),
+            "temperature": self._temperature,
             "top_p": self.top_p,
             "top_k": None if self.top_k is None else max(0, self.top_k),
             "min_p": self.min_p,
-            "seed": self.seed,
+            "seed": secrets.randbits(63) if self.seed is None else self.seed,
             "stop": self.stop,
             "stop_token_ids": self.stop_token_ids,
             "repetition_penalty": self.repetition_penalty,
@@ -98,7 +105,14 @@ class CompletionFields(BaseModel):
     @property
     def copies(self) -> int:
         """How often each answer of the model is given: a greedy one is made once, for all n would be equal."""
-        return self.choices if self.sampling()["temperature"] == 0 else 1
+        return self.choices if self._temperature == 0 else 1
+
+    @property
+    def _temperature(self) -> float:
+        if self.temperature is None:
+            return 1.0
+        # Greedy for what would make logits overflow, as is meant by whoever sends 1e-9.
+        return 0.0 if self.temperature < 1e-5 else self.temperature
 
     @property
     def with_usage(self) -> bool:
@@ -115,8 +129,3 @@ def refuse_what_is_not_followed(body: BaseModel, neutral: Mapping[str, Sequence[
         value = getattr(body, name)
         if value is not None and value not in values:
             raise ApiError(400, f"{name} is not supported here; leave it out", param=name, code="unsupported_parameter")
-
-
-def _not_tiny(temperature: float) -> float:
-    """Greedy for what would make logits overflow, as is meant by whoever sends 1e-9."""
-    return 0.0 if temperature < 1e-5 else temperature

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.responses import JSONResponse
 
+from ..documented import success
 from ..serving import Serving
+from .answers import Model, ModelList
 
 __all__ = ["models_router"]
 
@@ -15,15 +18,15 @@ def models_router(serving: Serving) -> APIRouter:
     """The one model that is served."""
     router = APIRouter()
 
-    @router.get("/models", summary="The model that is served")
-    async def models() -> dict[str, Any]:
+    @router.get("/models", summary="The model that is served", responses=success(ModelList))
+    async def models() -> JSONResponse:
         await serving.runtime.start()
-        return {"object": "list", "data": [_model(serving)]}
+        return JSONResponse({"object": "list", "data": [_model(serving)]})
 
-    @router.get("/models/{model:path}", summary="One model")
-    async def model(model: str) -> dict[str, Any]:
+    @router.get("/models/{model:path}", summary="One model", responses=success(Model))
+    async def model(model: str) -> JSONResponse:
         await serving.require_model(model)
-        return _model(serving)
+        return JSONResponse(_model(serving))
 
     return router
 

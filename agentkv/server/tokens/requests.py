@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from agentkv.tools import Tool
 
+from ..effort import Effort
 from ..errors import ApiError
 from ..prompts import Message, TokenIds, ToolField, tools_of
 
@@ -15,7 +16,7 @@ __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 
 
 class TokenizeRequest(BaseModel):
-    """Either `prompt`, or `messages` with the tools that go with them."""
+    """Either `prompt`, or `messages` with all that makes their prompt: the tools, and what the template is given."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -23,6 +24,10 @@ class TokenizeRequest(BaseModel):
     prompt: StrictStr | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[ToolField] | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: StrictStr | None = None
+    """As of the call that is counted: replies are found again among those of an equal salt."""
 
     def asked(self) -> tuple[Any, tuple[Tool, ...]]:
         """The prompt and the tools; raises 400 where there is no prompt, or two."""
