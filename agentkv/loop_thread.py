@@ -60,9 +60,11 @@ class _Call(Generic[_T]):
 
 
 class LoopThread:
-    """An event loop on a daemon thread, which ends with the runtime, or when nobody holds this any more."""
+    """An event loop on a daemon thread, which ends with its owner, or when nobody holds this any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "Runtime") -> None:
+        """owner: what those who wait hold, as errors call it."""
+        self._owner = owner
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._calls: set[_Call[Any]] = set()
@@ -86,7 +88,7 @@ class LoopThread:
             return call.answer.result()
         except CancelledError:
             if self._closed:
-                raise RuntimeClosed("this Runtime was closed while the call was running") from None
+                raise RuntimeClosed(f"this {self._owner} was closed while the call was running") from None
             raise
         except BaseException:
             if not call.answer.done():
@@ -112,15 +114,15 @@ class LoopThread:
 
     def _hand_over(self, call: _Call[Any]) -> None:
         if self._process != os.getpid():
-            raise EngineFailed("this Runtime was opened in another process; open one after the fork")
+            raise EngineFailed(f"this {self._owner} was opened in another process; open one after the fork")
         if threading.current_thread() is self._thread:
             raise RuntimeError(
-                "this runs on the Runtime's own loop, as its coroutine tools do, and would wait for itself for ever; "
-                "make the tool a plain function, which runs on a thread of its own"
+                f"this runs on the {self._owner}'s own loop, as coroutine tools do, and would wait for itself for "
+                f"ever; make it a plain function, which runs on a thread of its own"
             )
         with self._lock:
             if self._closed or self._loop.is_closed():
-                raise RuntimeClosed("this Runtime is closed; open a new one")
+                raise RuntimeClosed(f"this {self._owner} is closed; open a new one")
             self._calls.add(call)
             self._loop.call_soon_threadsafe(call.begin)
 

@@ -18,7 +18,13 @@ class BlockingTransport(httpx.BaseTransport):
         self._transport, self._loop = transport, loop
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        asked = httpx.Request(request.method, request.url, headers=request.headers, content=request.read())
+        asked = httpx.Request(
+            request.method,
+            request.url,
+            headers=request.headers,
+            content=request.read(),
+            extensions=request.extensions,  # Timeouts among them.
+        )
         answer = self._loop.run(self._transport.handle_async_request(asked))
         assert isinstance(answer.stream, httpx.AsyncByteStream)
         return httpx.Response(answer.status_code, headers=answer.headers, stream=_Body(answer.stream, self._loop))

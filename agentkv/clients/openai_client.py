@@ -55,7 +55,7 @@ def openai_client(runtime: Any, *, sync: bool = False, served_model: str | None 
     given: dict[str, Any] = {"base_url": _BASE_URL, "api_key": "in-process", "max_retries": 0, "timeout": None}
     app = create_app(_asynchronous(runtime), ServerConfig(served_model=served_model))
     if sync:
-        transport = BlockingTransport(StreamingASGITransport(app), LoopThread())
+        transport = BlockingTransport(StreamingASGITransport(app), LoopThread("client"))
         return openai.OpenAI(http_client=httpx.Client(transport=transport, timeout=None), **given)
     client = httpx.AsyncClient(transport=StreamingASGITransport(app), timeout=None)
     return openai.AsyncOpenAI(http_client=client, **given)

@@ -11,6 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from agentkv.clients.asgi_transport import StreamingASGITransport
+from support.in_process import when_left
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -219,6 +220,111 @@ async def test_an_application_that_takes_no_notice_sends_into_nothing_until_it_e
 
     async with client(deaf) as http, http.stream("GET", "/") as response:
         assert await anext(response.aiter_raw()) == b"x"
+    assert not others()
+
+
+# -- timeouts -------------------------------------------------------------------------------------------------------
+
+SOON = httpx.Timeout(None, read=0.02)
+"""For applications that stand still until they are told to go."""
+
+
+async def test_a_status_that_does_not_come_in_time_ends_the_application_and_raises_a_timeout() -> None:
+    told = asyncio.Event()
+
+    async def waits(scope: Message, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await asyncio.sleep(0)
+        told.set()
+
+    async with client(waits) as http:
+        with pytest.raises(httpx.ReadTimeout, match=r"nothing came from the application for 0\.02 s"):
+            await http.get("/", timeout=SOON)
+        assert told.is_set()
+    assert not others()
+
+
+async def test_a_part_that_does_not_come_in_time_does_too_and_those_before_it_were_read() -> None:
+    app = Steps()
+    app.may_send.release()
+    async with client(app) as http, http.stream("GET", "/", timeout=SOON) as response:
+        parts = response.aiter_raw()
+        assert await anext(parts) == b"part 0"
+        with pytest.raises(httpx.ReadTimeout):
+            await anext(parts)
+        assert app.heard_of_leaving
+        assert app.ended.is_set()
+    assert not others()
+
+
+async def test_the_time_is_for_each_part_and_not_for_the_reader() -> None:
+    app = Steps(parts=4)
+    async with client(app) as http, http.stream("GET", "/", timeout=httpx.Timeout(None, read=30)) as response:
+        parts = response.aiter_raw()
+        for number in range(4):
+            asyncio.get_running_loop().call_soon(app.may_send.release)
+            assert await anext(parts) == b"part %d" % number
+        assert await anext(parts, None) is None
+    assert not others()
+
+
+async def test_an_application_that_goes_on_behind_its_answer_is_not_waited_for_beyond_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lingers(scope: Message, receive: Receive, send: Send) -> None:
+        await start(send)
+        await part(send, b"all of it", more=False)
+        await going_on.wait()
+
+    going_on = asyncio.Event()
+    async with client(lingers) as http, http.stream("GET", "/", timeout=SOON) as response:
+        parts = response.aiter_raw()
+        assert await anext(parts) == b"all of it"
+        when_left(monkeypatch, going_on.set)
+        with pytest.raises(httpx.ReadTimeout):
+            await anext(parts)
+    assert not others()
+
+
+# -- closing the transport ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_closing_the_transport_ends_every_application_that_still_answers(reads: bool) -> None:
+    apps = [Steps(), Steps()]
+
+    async def either(scope: Message, receive: Receive, send: Send) -> None:
+        await apps[int(scope["path"][1:])](scope, receive, send)
+
+    http = client(either)
+    responses = [await http.send(http.build_request("GET", f"/{number}"), stream=True) for number in range(2)]
+    if reads:
+        apps[0].may_send.release()
+        assert await anext(responses[0].aiter_raw()) == b"part 0"
+    await http.aclose()
+    assert all(app.heard_of_leaving and app.ended.is_set() for app in apps)
+    assert not others()
+    for response in responses:
+        await response.aclose()
+
+
+async def test_who_still_waits_learns_that_the_transport_was_closed() -> None:
+    app = Steps()
+    http = client(app)
+
+    async def read() -> None:
+        async with http.stream("GET", "/") as response:
+            reading.set()
+            async for _ in response.aiter_raw():
+                pass
+
+    reading = asyncio.Event()
+    task = asyncio.ensure_future(read())
+    await reading.wait()
+    await http.aclose()
+    with pytest.raises(httpx.ReadError, match="the transport was closed"):
+        await task
     assert not others()
 
 

@@ -19,10 +19,12 @@ import pytest
 
 import agentkv
 import agentkv.sync
-from agentkv import ConfigError, Runtime
+from agentkv import ConfigError, Runtime, RuntimeClosed
+from agentkv.loop_thread import LoopThread
 from agentkv.testing import Answer, scripted
 from support.ctrl_c import heeding_ctrl_c
 from support.families import Gated
+from support.in_process import when_left
 from support.runtimes import idle_and_sound, serving
 from support.servers import over_http
 
@@ -253,6 +255,20 @@ async def test_a_cancelled_request_aborts_its_call() -> None:
         idle_and_sound(runtime)
 
 
+async def test_a_timeout_ends_the_call_that_took_too_long_and_the_next_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Gated(scripted([LONG, "In time."]))
+    async with serving(model, **OPTIONS) as runtime, agentkv.openai_client(runtime) as client:
+        model.gate.close()
+        when_left(monkeypatch, model.gate.open)
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.05).chat.completions.create(**ask())
+        monkeypatch.undo()
+        idle_and_sound(runtime)
+        assert (await client.chat.completions.create(**ask())).choices[0].message.content == "In time."
+
+
 # -- without await --------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +313,57 @@ def test_leaving_a_stream_without_await_aborts_its_call_before_close_returns() -
         figures = runtime.report().to_dict()
         assert (figures["running"], figures["pages"]["in_use"], figures["replies"]) == (0, 0, 0)
         client.close()
+
+
+def test_a_timeout_holds_without_await_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Gated(scripted([LONG, "In time."]))
+    with agentkv.sync.Runtime(model, **OPTIONS) as runtime, agentkv.openai_client(runtime, sync=True) as client:
+        model.gate.close()
+        when_left(monkeypatch, model.gate.open)
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.05).chat.completions.create(**ask())
+        monkeypatch.undo()
+        assert runtime.report().to_dict()["running"] == 0
+        assert client.chat.completions.create(**ask()).choices[0].message.content == "In time."
+
+
+def test_closing_the_client_ends_what_runs_and_leaves_the_runtime_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Gated(scripted([LONG]))
+    raised: list[BaseException] = []
+    with agentkv.sync.Runtime(model, **OPTIONS) as runtime:
+        client = agentkv.openai_client(runtime, sync=True)
+        model.gate.close()
+
+        def waits() -> None:
+            try:
+                client.chat.completions.create(**ask())
+            except Exception as error:
+                raised.append(error)
+
+        waiting = threading.Thread(target=waits)
+        waiting.start()
+        assert model.gate.arrived.wait(60)
+        when_left(monkeypatch, model.gate.open)
+        client.close()
+        waiting.join()
+        runtime.check()
+        assert runtime.report().to_dict()["running"] == 0
+    (error,) = raised
+    assert isinstance(error, openai.APIConnectionError)
+    assert "the transport was closed" in str(error.__cause__)
+
+
+def test_a_call_behind_the_close_and_one_on_its_own_loop_are_told_of_the_client_and_of_no_runtime() -> None:
+    loop = LoopThread("client")
+
+    async def from_within() -> None:
+        loop.run(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="this runs on the client's own loop"):
+        loop.run(from_within())
+    loop.close()
+    with pytest.raises(RuntimeClosed, match="this client is closed; open a new one"):
+        loop.run(asyncio.sleep(0))
 
 
 def test_a_client_that_nobody_holds_ends_its_thread() -> None:
