@@ -101,24 +101,35 @@ class RequestError(AgentKVError, ValueError):
 
 
 class ContextOverflow(RequestError):
-    """prompt_tokens + max_tokens exceeds the context limit. All figures are in tokens."""
+    """prompt_tokens + max_tokens exceeds the context limit. All figures are in tokens.
+
+    at_least: the prompt was so long that it was refused before it was encoded, and may have more tokens than these.
+    """
 
     def __init__(
-        self, prompt_tokens: int, max_tokens: int, limit: int, *, model: str = "the model", in_session: bool = False
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        limit: int,
+        *,
+        model: str = "the model",
+        in_session: bool = False,
+        at_least: bool = False,
     ) -> None:
-        over = prompt_tokens + max_tokens - limit
-        ways = [f"Shorten by {over:,} tokens"]
+        over, least = prompt_tokens + max_tokens - limit, "at least " if at_least else ""
+        ways = [f"Shorten by {least}{over:,} tokens"]
         if prompt_tokens < limit:
             ways.append(f"lower max_tokens to {limit - prompt_tokens:,}")
         if in_session:
             ways.append("rollback() to an earlier mark")
         super().__init__(
-            f"prompt {prompt_tokens:,} + max_tokens {max_tokens:,} = {prompt_tokens + max_tokens:,} tokens; "
-            f"{model} reads {limit:,}. {_one_of(ways)}."
+            f"prompt {least}{prompt_tokens:,} + max_tokens {max_tokens:,} = {least}{prompt_tokens + max_tokens:,} "
+            f"tokens; {model} reads {limit:,}. {_one_of(ways)}."
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.limit = limit
+        self.at_least = at_least
 
 
 class OutOfPages(RequestError):

@@ -1,7 +1,16 @@
 """Chat templates, messages, and what a model wrote: text, reasoning and calls of tools."""
 
 from .ledger import Ledger, Scribe, TurnPrompt
-from .messages import Message, MessageCall, as_implicit, in_call_order, normalise, to_openai, without_implicit
+from .messages import (
+    Message,
+    MessageCall,
+    as_implicit,
+    in_call_order,
+    normalise,
+    plain_copy,
+    to_openai,
+    without_implicit,
+)
 from .reader import ReadTurn, TurnReader
 from .reasoning import ReasoningMarkers
 from .template import ChatTemplate, Traits
@@ -20,6 +29,7 @@ __all__ = [
     "as_implicit",
     "in_call_order",
     "normalise",
+    "plain_copy",
     "to_openai",
     "without_implicit",
 ]

@@ -17,12 +17,18 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from .messages import Message
 from .template import ChatTemplate
 
 __all__ = ["Change", "Ledger", "Scribe", "TurnPrompt"]
+
+
+class _Encode(Protocol):
+    """The ids of a text that stands behind so many others."""
+
+    def __call__(self, text: str, behind: int = 0) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +85,25 @@ class Scribe:
     """Writes ledgers for one model: by its template, its tokenizer, and nothing else.
 
     encode: the ids of a text, no special tokens added. Rendering and encoding cost O(conversation) and O(suffix).
+    fewest: how many ids a text has at least, without encoding it; 0 where that is not known
     """
 
-    def __init__(self, template: ChatTemplate, encode: Callable[[str], list[int]]) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        encode: Callable[[str], list[int]],
+        fewest: Callable[[str], int] = lambda text: 0,
+    ) -> None:
         self.template = template
-        self._encode = encode
+        self._encode, self._fewest = encode, fewest
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text by itself. O(text)."""
         return self._encode(text)
+
+    def fewest(self, text: str) -> int:
+        """How many ids a text has at least, told by its length; 0 where that is not known."""
+        return self._fewest(text)
 
     def prompt(
         self,
@@ -98,19 +114,26 @@ class Scribe:
         kwargs: Mapping[str, Any] | None = None,
         exact: bool = True,
         answer: bool = True,
+        check: Callable[[int], None] = lambda at_least: None,
     ) -> TurnPrompt:
         """The ids for a conversation whose beginning is in the ledger.
 
         exact: keep the ledger's ids whatever the template makes of earlier turns; else keep those up to the last turn
         that the template still renders as it did, and encode the rest anew.
         answer: with the opening of the assistant's turn.
+        check: called before a text is encoded, with the ids that the prompt has at least; what it raises comes out
         """
+
+        def encode(text: str, behind: int = 0) -> list[int]:
+            check(behind + self._fewest(text))
+            return self._encode(text)
+
         rendered = self.template.render(messages, tools=tools, answer=answer, kwargs=kwargs)
         if not ledger.num_messages:
-            return TurnPrompt(tuple(self._encode(rendered)), Ledger())
+            return TurnPrompt(tuple(encode(rendered)), Ledger())
         if exact:
-            return self._exact(ledger, messages, rendered, tools, kwargs, answer)
-        return self._by_template(ledger, messages, rendered, tools, kwargs)
+            return self._exact(ledger, messages, rendered, tools, kwargs, answer, encode)
+        return self._by_template(ledger, messages, rendered, tools, kwargs, encode)
 
     def _exact(
         self,
@@ -120,6 +143,7 @@ class Scribe:
         tools: Sequence[Mapping[str, Any]],
         kwargs: Mapping[str, Any] | None,
         answer: bool,
+        encode: _Encode,
     ) -> TurnPrompt:
         known, new = messages[: ledger.num_messages], messages[ledger.num_messages :]
         text = self._still_there(rendered, known, tools, kwargs)
@@ -129,7 +153,7 @@ class Scribe:
         else:
             calls = known[-1].tool_calls if new and new[0].role == "tool" else ()
             suffix = self.template.after_turn(new, calls=calls, tools=tools, answer=answer, kwargs=kwargs)
-        token_ids = (*ledger.token_ids, *self._encode(suffix))
+        token_ids = (*ledger.token_ids, *encode(suffix, len(ledger.token_ids)))
         surplus = 0 if follows else len(token_ids) - len(self._encode(rendered))
         change = ledger.change
         if not follows and change is None:
@@ -147,6 +171,7 @@ class Scribe:
         rendered: str,
         tools: Sequence[Mapping[str, Any]],
         kwargs: Mapping[str, Any] | None,
+        encode: _Encode,
     ) -> TurnPrompt:
         def lost(turn: _Turn) -> bool:
             return self._is_lost(turn, rendered, messages, tools, kwargs)
@@ -158,13 +183,14 @@ class Scribe:
         change = self._change(turns[count], rendered, messages, tools, kwargs) if count < len(turns) else None
         if not count:
             rewritten = len(ledger.token_ids)
-            return TurnPrompt(tuple(self._encode(rendered)), Ledger(), change=change, rewritten_tokens=rewritten)
+            return TurnPrompt(tuple(encode(rendered)), Ledger(), change=change, rewritten_tokens=rewritten)
         last = turns[count - 1]
         kept = Ledger(ledger.token_ids[: last.num_tokens], last.num_messages, turns[:count])
         suffix = rendered[len(self._still_there(rendered, messages[: last.num_messages], tools, kwargs) or "") :]
         seam = ledger.seam_tokens if count == len(turns) else 0
         rewritten = len(ledger.token_ids) - last.num_tokens
-        return TurnPrompt((*kept.token_ids, *self._encode(suffix)), kept, 0, seam, change, rewritten)
+        token_ids = (*kept.token_ids, *encode(suffix, last.num_tokens))
+        return TurnPrompt(token_ids, kept, 0, seam, change, rewritten)
 
     def _is_lost(
         self,

@@ -55,6 +55,8 @@ class Opened:
     script: Script | None = None
     clock: Callable[[], float] = time.monotonic
     """By which calls are timed, and rates kept."""
+    special_tokens: Mapping[int, str] = field(default_factory=dict)
+    """By id, as the tokenizer had them when the model was opened."""
     produced: ProducedTurns = field(default_factory=ProducedTurns)
     texts: ProducedTexts = field(default_factory=ProducedTexts)
     tool_calls: ToolCallTally = field(default_factory=ToolCallTally)
@@ -143,15 +145,14 @@ class Opened:
             within=None if masks is None else masks(index),
         )
 
-    def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
-        """Masks of a scripted model; None for every other one, and where nothing is asked."""
-        if self.script is None or asked is None:
+    def scripted(self, asked: Callable[[], Any], kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
+        """Masks of a scripted model; None for every other one, which is not told either, and where nothing is asked."""
+        if self.script is None or (question := asked()) is None:
             return None
         template = self.scribe.template
-        return self.script(asked, lambda: template.traits(kwargs) if template.exists else None)
+        return self.script(question, lambda: template.traits(kwargs) if template.exists else None)
 
     def marker_tokens(self, kwargs: Mapping[str, Any]) -> Mapping[int, str]:
         """Special tokens that mark calls or reasoning, by id: an answer's text shows them to its reader."""
         marks = self.scribe.template.traits(kwargs).marks
-        added = getattr(self.tokenizer, "added_tokens_decoder", None) or {}
-        return {number: str(token) for number, token in added.items() if token.special and str(token) in marks}
+        return {number: token for number, token in self.special_tokens.items() if token in marks}

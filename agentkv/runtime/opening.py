@@ -156,7 +156,7 @@ def open_engine(
             name=loaded.name,
             tokenizer=loaded.tokenizer,
             encoder=encoder,
-            scribe=Scribe(_chat_template(loaded.tokenizer, config.chat_template), encoder.encode_text),
+            scribe=Scribe(_chat_template(loaded.tokenizer, config.chat_template), encoder.encode_text, encoder.fewest),
             vocab_size=runner.vocab_size,
             context_limit=context_limit,
             fingerprint=identity,
@@ -179,6 +179,7 @@ def open_engine(
             num_pages=config.num_pages,
             script=loaded.script,
             clock=clock,
+            special_tokens=_special_tokens(loaded.tokenizer),
         )
         tell(opened)
     except BaseException:
@@ -201,6 +202,12 @@ def _chat_template(tokenizer: Any, given: str | None) -> ChatTemplate:
             # A template is a program: what it refuses here, it may render in another conversation.
             _log.debug("the chat template does not render a first message", exc_info=True)
     return ChatTemplate(tokenizer, given)
+
+
+def _special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Read once: a fast tokenizer makes the whole table anew each time that it is asked."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    return {number: str(token) for number, token in added.items() if token.special}
 
 
 def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

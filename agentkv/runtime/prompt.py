@@ -8,7 +8,12 @@ from typing import Any
 
 from agentkv.errors import ConfigError, RequestError
 
+from .token_bounds import most_bytes_per_token
+
 __all__ = ["Prompt", "PromptEncoder", "is_messages"]
+
+_LONG_TEXT = 50_000
+"""Characters from which on a text is measured before it is encoded, which takes milliseconds from there on."""
 
 Prompt = str | Sequence[int] | Sequence[Any]
 
@@ -36,6 +41,8 @@ class PromptEncoder:
         self._vocab_size = vocab_size
         # Fast tokenizers may not be entered twice at once.
         self._lock = threading.RLock()
+        self._most_bytes: int | None = None
+        """Of a token; 0 where nothing bounds it. Looked for when the first long text comes."""
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Token ids, at least one.
@@ -56,6 +63,21 @@ class PromptEncoder:
             return self.encode(prompt)
         finally:
             self._lock.release()
+
+    def fewest(self, text: str) -> int:
+        """So many ids a text has at least; 0 for one that is short, or where the tokenizer gives no bound.
+
+        O(text), at a small part of what encoding it costs; the first time O(vocabulary).
+        """
+        if len(text) < _LONG_TEXT:
+            return 0
+        if self._most_bytes is None:
+            with self._lock:
+                self._most_bytes = most_bytes_per_token(self._tokenizer) or 0
+        if not self._most_bytes:
+            return 0
+        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        return -(-num_bytes // self._most_bytes)
 
     def encode_text(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """The ids of a text. Raises ConfigError where there is no tokenizer.

@@ -12,13 +12,23 @@ from typing import Any, Literal, Self, overload
 from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
-from agentkv.chat import normalise, without_implicit
+from agentkv.chat import normalise, plain_copy, without_implicit
 from agentkv.errors import AgentKVError
 from agentkv.policies import Policy
 from agentkv.reply import Reply
 from agentkv.report import Moment, Report
-from agentkv.session import CallOptions, ChatTurn, Conversation, PlainTurn, Question, Session, with_advice
-from agentkv.streams import CallStream, Mailbox, Submitted, await_result
+from agentkv.session import (
+    CallOptions,
+    ChatTurn,
+    Conversation,
+    PlainTurn,
+    Question,
+    Session,
+    SessionTurn,
+    with_advice,
+)
+from agentkv.streams import CallStream, Mailbox, Stream, Submitted, await_result
+from agentkv.tool_calls import ToolCallCounts
 from agentkv.tools import as_tools
 
 from .admission import Gate, Rate, RateLimits
@@ -33,6 +43,9 @@ __all__ = ["Runtime"]
 
 _INLINE_LENGTH = 2_000
 """Up to so many characters or ids a prompt is encoded on the event loop, which costs less than a change of thread."""
+
+_INLINE_MESSAGES = 32
+"""Up to so many messages are read when a call is made; of more the reading is left to a thread."""
 
 
 class Runtime(RuntimeHandle):
@@ -329,7 +342,12 @@ class Runtime(RuntimeHandle):
 
     def _chat_turn(self, prompt: Sequence[Any], options: CallOptions) -> ChatTurn:
         name = self._life.name
-        asked = Conversation(without_implicit(normalise(prompt, model=name)))
+
+        def conversation(messages: Sequence[Any]) -> Conversation:
+            return Conversation(without_implicit(normalise(messages, model=name)))
+
+        copied = plain_copy(prompt) if len(prompt) > _INLINE_MESSAGES else None
+        asked = Conversation() if copied is not None else conversation(prompt)
         return ChatTurn(
             self,
             lambda: asked,
@@ -338,6 +356,7 @@ class Runtime(RuntimeHandle):
             in_session=False,
             seed=lambda token_ids: self.seed_of(array("q", token_ids).tobytes(), options.name),
             told=lambda answered: None,
+            read=lambda entered: entered if copied is None else conversation(copied),
         )
 
     def session(
@@ -391,6 +410,24 @@ class Runtime(RuntimeHandle):
         """What computing one more prompt token was measured to take, None before there was one."""
         seconds: float | None = self.report().to_dict()["seconds_per_prompt_token"]
         return seconds
+
+    def open_turn(self, turn: SessionTurn) -> Stream:
+        """The stream of one more reply to a session's conversation, by this model."""
+        chat = ChatTurn(
+            self,
+            turn.enter,
+            turn.options,
+            exact=turn.exact,
+            seed=lambda token_ids: turn.seed(),
+            told=turn.told,
+            denied=turn.denied,
+            left=turn.left,
+        )
+        return CallStream(chat, turn.timeout)
+
+    def count_tool_calls(self, counts: ToolCallCounts) -> None:
+        """Of calls that a session answered."""
+        self._life.opened.tool_calls.add(counts)
 
     async def submit(self, question: Question) -> Submitted:
         """Wait for a place in the queue, and hand the question to the engine."""

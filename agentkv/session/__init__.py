@@ -8,7 +8,7 @@ from .options import CallOptions, with_max_tokens
 from .produced import ProducedTexts, ProducedTurns
 from .run import Run, RunStream
 from .session import Content, Mark, Session
-from .turns import Answered, ChatTurn, Conversation, PlainTurn
+from .turns import Answered, ChatTurn, Conversation, PlainTurn, SessionTurn
 
 __all__ = [
     "Answered",
@@ -29,6 +29,7 @@ __all__ = [
     "Served",
     "Session",
     "SessionHandle",
+    "SessionTurn",
     "with_advice",
     "with_max_tokens",
 ]

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agentkv.chat import Scribe, TurnReader
 from agentkv.sampling_params import SamplingParams
-from agentkv.streams import Submitted
-from agentkv.tool_calls import ToolCallTally
+from agentkv.streams import Stream, Submitted
+from agentkv.tool_calls import ToolCallCounts, ToolCallTally
 from agentkv.tools import AnswerFormat, Tool
 
 from .produced import ProducedTexts, ProducedTurns
 
 if TYPE_CHECKING:
     from agentkv.sampling import TokenMask
+
+    from .turns import SessionTurn
 
 __all__ = ["Host", "Question", "Served"]
 
@@ -65,8 +67,11 @@ class Served(Protocol):
     ) -> Callable[[int], TokenMask]:
         """The masks, and behind an answer's first call, which `read` finds, its end."""
 
-    def scripted(self, asked: Any, kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
-        """Masks of a scripted model, which says what its script wants; None for every other model."""
+    def scripted(self, asked: Callable[[], Any], kwargs: Mapping[str, Any]) -> Callable[[int], TokenMask] | None:
+        """Masks of a scripted model, which says what its script wants; None for every other model.
+
+        asked: makes what the script is told; called for a scripted model alone
+        """
 
     def marker_tokens(self, kwargs: Mapping[str, Any]) -> Mapping[int, str]:
         """Special tokens that mark calls or reasoning, which are text of an answer."""
@@ -99,6 +104,12 @@ class Host(Protocol):
 
     def seconds_per_prompt_token(self) -> float | None:
         """What computing one more prompt token was measured to take, None before there was one."""
+
+    def open_turn(self, turn: SessionTurn) -> Stream:
+        """The stream of one more reply, by the engine of this process or by a server: all that a session asks for."""
+
+    def count_tool_calls(self, counts: ToolCallCounts) -> None:
+        """Of calls that a session answered, errors among them."""
 
     async def submit(self, question: Question) -> Submitted:
         """Hand a question to the engine, waiting for a place in the queue where that is asked for."""

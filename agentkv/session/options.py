@@ -13,7 +13,7 @@ from agentkv.tools import AnswerFormat, Tool, as_tools
 from .host import Served
 from .keywords import refuse_unknown
 
-__all__ = ["CallOptions", "check_tool_choice", "with_max_tokens"]
+__all__ = ["CallOptions", "check_tool_choice", "refuse_too_long", "with_max_tokens"]
 
 _DEFAULT_MAX_TOKENS = 1024
 _CHOICES = ("auto", "none", "required")
@@ -104,6 +104,15 @@ def check_tool_choice(choice: object, tools: Sequence[Tool]) -> None:
         raise ValueError(f'tool_choice={choice!r} is neither "auto", "none", "required" nor a tool; {known}')
     if choice == "required" and not names:
         raise ValueError('tool_choice="required" needs tools, and there are none')
+
+
+def refuse_too_long(params: SamplingParams, at_least: int, served: Served, *, in_session: bool = False) -> None:
+    """ContextOverflow where a prompt leaves no room for an answer even if it has only so many tokens."""
+    if at_least >= served.context_limit:
+        max_tokens = 1 if params.max_tokens is None else params.max_tokens
+        raise ContextOverflow(
+            at_least, max_tokens, served.context_limit, model=served.name, in_session=in_session, at_least=True
+        )
 
 
 def with_max_tokens(

@@ -10,9 +10,9 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
-from agentkv.chat import Ledger, Message, to_openai, without_implicit
+from agentkv.chat import Ledger, Message, to_openai
 
-__all__ = ["ProducedTexts", "ProducedTurns"]
+__all__ = ["ProducedTexts", "ProducedTurns", "key_behind", "keys_of"]
 
 _MOST_TOKENS = 4_000_000
 """Of all remembered ledgers together: 16 MB."""
@@ -34,19 +34,10 @@ class ProducedTurns:
         self._most_tokens = most_tokens
         self._lock = threading.Lock()
 
-    def remember(
-        self,
-        messages: Sequence[Message],
-        ledger: Ledger,
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        cache_salt: str | None = None,
-    ) -> None:
-        """`messages` end with a reply, where the ledger ends. O(text of the conversation)."""
+    def remember(self, key: bytes, ledger: Ledger) -> None:
+        """key: by `keys_of` and `key_behind`, of a conversation that ends with a reply, where the ledger ends. O(1)."""
         if not ledger.follows_template:
             return
-        *_, (_, key) = _keys(without_implicit(messages), tools, kwargs, cache_salt)
         with self._lock:
             former = self._ledgers.pop(key, None)
             self._num_tokens += len(ledger.token_ids) - (len(former.token_ids) if former is not None else 0)
@@ -62,14 +53,20 @@ class ProducedTurns:
         kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> Ledger:
-        """The ledger of the longest beginning that was produced here; an empty one if none was."""
+        """The ledger of the longest beginning that was produced here; an empty one if none was.
+
+        O(text of the conversation).
+        """
         with self._lock:
             if not self._ledgers:
                 return Ledger()
-        keys = [key for message, key in _keys(messages, tools, kwargs, cache_salt) if message.role == "assistant"]
+        return self.longest(messages, keys_of(messages, tools, kwargs, cache_salt))
+
+    def longest(self, messages: Sequence[Message], keys: Sequence[bytes]) -> Ledger:
+        """As `find`, by the keys that `keys_of` gives. O(messages)."""
         with self._lock:
-            for key in reversed(keys):
-                if (ledger := self._ledgers.get(key)) is not None:
+            for message, key in zip(reversed(messages), reversed(keys), strict=False):
+                if message.role == "assistant" and (ledger := self._ledgers.get(key)) is not None:
                     self._ledgers.move_to_end(key)
                     return ledger
         return Ledger()
@@ -106,17 +103,25 @@ class ProducedTexts:
         token_ids = encode(text)
         return len(token_ids) - same if (same := _first_difference(produced, token_ids)) is not None else 0
 
+    def differs(self, text: str, token_ids: Sequence[int], cache_salt: str | None) -> bool:
+        """Whether `seam_of_prompt` is above 0, for which nothing is encoded. O(text) and O(texts that are known)."""
+        return _first_difference(self._longest(text, cache_salt)[1], token_ids) is not None
+
     def seam_of_prompt(
         self, text: str, token_ids: Sequence[int], encode: Callable[[str], Sequence[int]], cache_salt: str | None
     ) -> int:
         """The same for the longest beginning of a prompt that was produced. O(texts that are known) comparisons."""
-        with self._lock:
-            known = (each for salt, each in self._texts if salt == cache_salt and text.startswith(each))
-            longest = max(known, key=len, default="")
-            produced = self._texts.get((cache_salt, longest), ())
+        longest, produced = self._longest(text, cache_salt)
         same = _first_difference(produced, token_ids)
         # Where the beginning ends among the prompt's ids is not known; by itself it has about as many.
         return 0 if same is None else max(1, min(len(encode(longest)), len(token_ids)) - same)
+
+    def _longest(self, text: str, cache_salt: str | None) -> tuple[str, tuple[int, ...]]:
+        """The longest beginning of a text that was produced, and its ids."""
+        with self._lock:
+            known = (each for salt, each in self._texts if salt == cache_salt and text.startswith(each))
+            longest = max(known, key=len, default="")
+            return longest, self._texts.get((cache_salt, longest), ())
 
 
 def _first_difference(produced: Sequence[int], token_ids: Sequence[int]) -> int | None:
@@ -124,15 +129,21 @@ def _first_difference(produced: Sequence[int], token_ids: Sequence[int]) -> int 
     return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
 
 
-def _keys(
+def keys_of(
     messages: Iterable[Message],
     tools: Sequence[Mapping[str, Any]],
     kwargs: Mapping[str, Any] | None,
     cache_salt: str | None,
-) -> Iterable[tuple[Message, bytes]]:
-    """Each message with the key of the conversation up to it."""
-    key = xxh3_128_digest(json.dumps([list(tools), sorted((kwargs or {}).items()), cache_salt], default=repr).encode())
+) -> list[bytes]:
+    """The key of a conversation of no message yet, and behind each message that of the conversation up to it."""
+    head = json.dumps([list(tools), sorted((kwargs or {}).items()), cache_salt], default=repr)
+    keys = [xxh3_128_digest(head.encode())]
     for message in messages:
-        text = json.dumps(to_openai((message,)), sort_keys=True, default=repr)
-        key = xxh3_128_digest(key + text.encode("utf-8", "surrogatepass"))
-        yield message, key
+        keys.append(key_behind(keys[-1], message))
+    return keys
+
+
+def key_behind(key: bytes, message: Message) -> bytes:
+    """The key of a conversation with one more message. O(text of the message)."""
+    text = json.dumps(to_openai((message,)), sort_keys=True, default=repr)
+    return xxh3_128_digest(key + text.encode("utf-8", "surrogatepass"))

@@ -22,10 +22,10 @@ from .holds import Hold, SessionRun
 from .host import Host
 from .keywords import refuse_unknown
 from .marks import Mark
-from .options import CallOptions, check_tool_choice
+from .options import CallOptions, check_tool_choice, refuse_too_long
 from .run import Run, RunStream
 from .state import Place, SessionState
-from .turns import Answered, ChatTurn, Conversation, PlainTurn, known
+from .turns import Answered, Conversation, PlainTurn, SessionTurn, known
 
 __all__ = ["Content", "Mark", "Session"]
 
@@ -225,11 +225,14 @@ class Session(SessionHandle):
         await self._host.serve()
         conversation = self._state.enter()
         try:
+            params = SamplingParams(max_tokens=1)
             turn = PlainTurn(
                 self._host,
-                lambda served: self._prompt_ids(conversation, answer=False),
+                lambda served: self._prompt_ids(
+                    conversation, answer=False, check=lambda at_least: refuse_too_long(params, at_least, served)
+                ),
                 None,
-                replace(self._options, tools=(), tool_choice="auto", params=SamplingParams(max_tokens=1)),
+                replace(self._options, tools=(), tool_choice="auto", params=params),
             )
             async with CallStream(turn, None) as stream:
                 usage = (await stream.reply()).usage
@@ -338,7 +341,9 @@ class Session(SessionHandle):
         implicit = template.traits(self._options.template_kwargs).implicit_system if template.exists else None
         return messages if implicit is None else (as_implicit(implicit), *messages)
 
-    def _prompt_ids(self, conversation: Conversation, *, answer: bool) -> tuple[int, ...]:
+    def _prompt_ids(
+        self, conversation: Conversation, *, answer: bool, check: Callable[[int], None] = lambda at_least: None
+    ) -> tuple[int, ...]:
         served = self._host.served_now()
         conversation = known(conversation, served, self._options)
         prompt = served.scribe.prompt(
@@ -348,6 +353,7 @@ class Session(SessionHandle):
             kwargs=self._options.template_kwargs,
             exact=self._exact,
             answer=answer,
+            check=check,
         )
         return prompt.token_ids
 
@@ -394,29 +400,21 @@ class Session(SessionHandle):
         left: Callable[[], None] = lambda: None,
         timeout: float | None = None,
     ) -> Stream:
-        """The stream of one more reply; whoever serves it elsewhere than in an engine of this process opens another."""
-        return CallStream(self._turn(enter, options, told, left), timeout)
-
-    def _turn(
-        self,
-        enter: Callable[[], Conversation],
-        options: CallOptions,
-        told: Callable[[Answered], None],
-        left: Callable[[], None] = lambda: None,
-    ) -> ChatTurn:
         def note(answered: Answered) -> None:
             self._note(answered)
             told(answered)
 
-        return ChatTurn(
-            self._host,
-            enter,
-            options,
-            exact=self._exact,
-            seed=lambda token_ids: self._host.seed_of(self._root_name(), self._path, self._state.place.turns),
-            told=note,
-            denied=self._state.denied,
-            left=left,
+        return self._host.open_turn(
+            SessionTurn(
+                enter,
+                left,
+                options,
+                exact=self._exact,
+                seed=lambda: self._host.seed_of(self._root_name(), self._path, self._state.place.turns),
+                told=note,
+                denied=self._state.denied,
+                timeout=timeout,
+            )
         )
 
     def _note(self, answered: Answered) -> None:
@@ -444,7 +442,7 @@ class Session(SessionHandle):
 
     def _count_errors(self, counts: ToolCallCounts) -> None:
         self._state.count(tool_calls=counts)
-        self._host.served_now().tool_calls.add(counts)
+        self._host.count_tool_calls(counts)
 
     def _root_name(self) -> str | None:
         root = self

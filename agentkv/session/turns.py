@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64_intdigest
 
 from agentkv.calls import ChoiceEnded, TokensAdded
-from agentkv.chat import Ledger, Message, MessageCall, TurnPrompt, TurnReader, in_call_order, normalise, to_openai
+from agentkv.chat import (
+    Ledger,
+    Message,
+    MessageCall,
+    Traits,
+    TurnPrompt,
+    TurnReader,
+    in_call_order,
+    normalise,
+    to_openai,
+)
 from agentkv.errors import RequestError
 from agentkv.events import TextDelta
 from agentkv.reply import Reply
@@ -21,13 +31,14 @@ from agentkv.tool_calls import ToolCall, ToolCallCounts
 from agentkv.tools import Tool, check_call
 
 from .host import Host, Question, Served
-from .options import CallOptions, with_max_tokens
+from .options import CallOptions, refuse_too_long, with_max_tokens
+from .produced import key_behind, keys_of
 from .told_calls import ToldCalls
 
 if TYPE_CHECKING:
     from agentkv.sampling import TokenMask
 
-__all__ = ["Answered", "ChatTurn", "Conversation", "PlainTurn", "known"]
+__all__ = ["Answered", "ChatTurn", "Conversation", "PlainTurn", "SessionTurn", "known"]
 
 _CUT = "it was cut off at the limit of {} tokens (raise max_tokens, or write a shorter call)"
 
@@ -86,6 +97,40 @@ class Answered:
     """What was asked; None where only whoever served it knows its ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionTurn:
+    """One more reply to a session's conversation, as its host is asked to stream it."""
+
+    enter: Callable[[], Conversation]
+    """Holds the session and gives what is to be answered; called once, when the stream begins."""
+    left: Callable[[], None]
+    """Lets the session go; called once, however it ended, if `enter` was."""
+    options: CallOptions
+    exact: bool
+    """What the model saw and wrote stays the beginning of the prompt, whatever the template makes of it."""
+    seed: Callable[[], int]
+    """Where the options have none: by the session's place, and nothing else."""
+    told: Callable[[Answered], None]
+    """Is given each answer as it ends, unless the stream was cancelled without keeping it."""
+    denied: Mapping[str, str]
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a turn of a conversation asks, as it is made beside the event loop."""
+
+    before: Conversation
+    prompt: TurnPrompt
+    key: bytes
+    """Of the conversation, under which what is produced is kept; of no use where the ids leave the template."""
+    seam_tokens: int
+    traits: Traits
+    marker_tokens: Mapping[int, str]
+    id_seed: int
+    seed: int
+
+
 def known(conversation: Conversation, served: Served, options: CallOptions) -> Conversation:
     """A conversation that has no ids yet, with those of its longest beginning that this runtime produced."""
     if conversation.ledger.num_messages:
@@ -126,20 +171,20 @@ class PlainTurn:
 
     async def begin(self) -> Submitted:
         served = self._served = await self._host.serve()
-        token_ids = self._encode_now()
-        if token_ids is None:
-            token_ids = await asyncio.to_thread(self._encode, served)
-        options = self._options
+        options, asked = self._options, self._asked
+        encoded = self._encode_now()
+        if encoded is None:
+            token_ids, self._seam_tokens = await asyncio.to_thread(self._write, served)
+        else:
+            token_ids = encoded
+            if isinstance(asked, str) and served.texts.differs(asked, token_ids, options.cache_salt):
+                self._seam_tokens = await asyncio.to_thread(self._seam, served, token_ids)
         self._token_ids = token_ids
-        if isinstance(self._asked, str):
-            self._seam_tokens = served.texts.seam_of_prompt(
-                self._asked, token_ids, served.scribe.encode, options.cache_salt
-            )
         params = with_max_tokens(options.params, len(token_ids), options.n, served, use_cache=options.cache)
         seed = params.seed
         if seed is None:
             seed = self._host.seed_of(array("q", token_ids).tobytes(), options.name)
-        masks = served.scripted(self._asked, options.template_kwargs)
+        masks = served.scripted(lambda: self._asked, options.template_kwargs)
         if masks is None and options.answer_format is not None:
             masks = await asyncio.to_thread(served.formed_text, options.answer_format)
         return await self._host.submit(
@@ -148,6 +193,18 @@ class PlainTurn:
                 make_mask=masks,
             )
         )  # fmt: skip
+
+    def _write(self, served: Served) -> tuple[tuple[int, ...], int]:
+        """The ids, and how many of them are others than were produced. Beside the event loop."""
+        if isinstance(self._asked, str):
+            refuse_too_long(self._options.params, served.scribe.fewest(self._asked), served)
+        token_ids = self._encode(served)
+        return token_ids, self._seam(served, token_ids)
+
+    def _seam(self, served: Served, token_ids: tuple[int, ...]) -> int:
+        if not isinstance(self._asked, str):
+            return 0
+        return served.texts.seam_of_prompt(self._asked, token_ids, served.scribe.encode, self._options.cache_salt)
 
     def read(self, update: TokensAdded) -> Sequence[Delta]:
         return (TextDelta(update.text, update.token_ids, update.index),)
@@ -169,6 +226,7 @@ class ChatTurn:
     """The next turn of a conversation, by the chat template.
 
     enter: gives the conversation; what it takes for the time of the call, `left` gives back
+    read: makes the conversation of what `enter` gave, beside the event loop
     told: is given each choice's answer as it ends, unless the stream was cancelled without keeping it
     in_session: it can be rolled back; for the advice of errors
 
@@ -187,25 +245,25 @@ class ChatTurn:
         told: Callable[[Answered], None],
         denied: Mapping[str, str] | None = None,
         left: Callable[[], None] = lambda: None,
+        read: Callable[[Conversation], Conversation] = lambda entered: entered,
     ) -> None:
         self.n = options.n
         self._host, self._enter, self._options, self._in_session = host, enter, options, in_session
+        self._of_entered = read
         self._exact, self._seed, self._told, self._denied, self._left = exact, seed, told, dict(denied or {}), left
         self._tools: dict[str, Tool] = {tool.name: tool for tool in options.tools}
-        self._before = Conversation()
-        self._prompt: TurnPrompt | None = None
+        self._asked: _Asked | None = None
         self._readers: list[TurnReader] = []
         self._told_calls: list[ToldCalls] = []
         """Of each choice, as are the readers."""
-        self._seam_tokens = 0
         self._served: Served | None = None
 
     async def begin(self) -> Submitted:
         served = self._served = await self._host.serve()
-        self._before = self._enter()
-        # Beside the event loop, rendering and encoding a long conversation hold nobody up.
-        self._before, prompt, self._seam_tokens = await asyncio.to_thread(self._write, served, self._before)
-        self._prompt, options, token_ids = prompt, self._options, prompt.token_ids
+        entered = self._enter()
+        # Beside the event loop, what grows with the conversation holds nobody up.
+        asked = self._asked = await asyncio.to_thread(self._write, served, entered)
+        options, token_ids, traits = self._options, asked.prompt.token_ids, asked.traits
         params = with_max_tokens(
             options.params,
             len(token_ids),
@@ -214,13 +272,11 @@ class ChatTurn:
             use_cache=options.cache,
             in_session=self._in_session,
         )
-        traits = served.scribe.template.traits(options.template_kwargs)
-        masks = served.scripted(to_openai(self._before.messages), options.template_kwargs)
+        masks = served.scripted(lambda: to_openai(asked.before.messages), options.template_kwargs)
         if masks is None:
             masks = await asyncio.to_thread(self._masks, served)
         reads_calls = bool(self._tools) and options.tool_choice != "none"
         formed = options.answer_format is not None and not options.forced_tools
-        id_seed = xxh3_64_intdigest(array("i", token_ids).tobytes())
 
         def reader(index: int) -> TurnReader:
             return TurnReader(
@@ -228,7 +284,7 @@ class ChatTurn:
                 inside_reasoning=traits.opens_reasoning,
                 call_format=traits.call_format if reads_calls else None,
                 tool_names=self._tools,
-                id_seed=id_seed,
+                id_seed=asked.id_seed,
                 index=index,
                 is_call=self._fits if formed else None,
             )
@@ -241,13 +297,13 @@ class ChatTurn:
             Question(
                 token_ids,
                 params,
-                params.seed if params.seed is not None else self._seed(token_ids),
+                asked.seed,
                 options.n,
                 options.cache,
                 options.cache_salt,
                 options.name,
                 options.tags,
-                served.marker_tokens(options.template_kwargs),
+                asked.marker_tokens,
                 masks,
             )
         )
@@ -266,19 +322,40 @@ class ChatTurn:
         """Whether JSON that reads as a call is one: it names a tool, with arguments that it takes."""
         return check_call(call, self._tools, {}).error is None
 
-    def _write(self, served: Served, before: Conversation) -> tuple[Conversation, TurnPrompt, int]:
-        options = self._options
-        before = known(before, served, options)
+    def _write(self, served: Served, entered: Conversation) -> _Asked:
+        options, in_session = self._options, self._in_session
+        schemas, kwargs, salt = options.schemas, options.template_kwargs, options.cache_salt
+        before = self._of_entered(entered)
+        keys: list[bytes] = []
+        if not before.ledger.num_messages:
+            keys = keys_of(before.messages, schemas, kwargs, salt)
+            before = replace(before, ledger=served.produced.longest(before.messages, keys))
         prompt = served.scribe.prompt(
-            before.ledger, before.messages, tools=options.schemas, kwargs=options.template_kwargs, exact=self._exact
+            before.ledger,
+            before.messages,
+            tools=schemas,
+            kwargs=kwargs,
+            exact=self._exact,
+            check=lambda at_least: refuse_too_long(options.params, at_least, served, in_session=in_session),
         )
         # Replies whose place in another conversation is not known are encoded as any other text.
-        salt = options.cache_salt
         foreign = (
             m.content for m in before.messages[before.ledger.num_messages :] if m.role == "assistant" and m.content
         )
         seam = sum(served.texts.seam_of_reply(text, served.scribe.encode, salt) for text in foreign)
-        return before, prompt, prompt.seam_tokens + seam
+        if not keys and prompt.ledger.follows_template:
+            keys = keys_of(before.messages, schemas, kwargs, salt)
+        given = options.params.seed
+        return _Asked(
+            before,
+            prompt,
+            key=keys[-1] if keys else b"",
+            seam_tokens=prompt.seam_tokens + seam,
+            traits=served.scribe.template.traits(kwargs),
+            marker_tokens=served.marker_tokens(kwargs),
+            id_seed=xxh3_64_intdigest(array("i", prompt.token_ids).tobytes()),
+            seed=given if given is not None else self._seed(prompt.token_ids),
+        )
 
     def read(self, update: TokensAdded) -> Sequence[Delta]:
         deltas = self._readers[update.index].feed(update.text, update.token_ids)
@@ -286,8 +363,8 @@ class ChatTurn:
 
     def end(self, update: ChoiceEnded, *, counts: bool) -> tuple[Sequence[Delta], Reply]:
         assert self._served is not None, "a choice ended before its call began"
-        assert self._prompt is not None, "a choice ended before it had a prompt"
-        reply, prompt, options = update.reply, self._prompt, self._options
+        assert self._asked is not None, "a choice ended before it had a prompt"
+        reply, asked, options = update.reply, self._asked, self._options
         cut = _CUT.format(len(reply.token_ids)) if reply.finish_reason == "length" else None
         deltas, turn = self._readers[update.index].finish(cut)
         told = self._told_calls[update.index]
@@ -299,29 +376,23 @@ class ChatTurn:
             reasoning=turn.reasoning,
             tool_calls=calls,
             finish_reason="tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason,
-            usage=replace(reply.usage, seam_tokens=self._seam_tokens if update.index == 0 else 0),
+            usage=replace(reply.usage, seam_tokens=asked.seam_tokens if update.index == 0 else 0),
         )
         if counts:
             self._served.tool_calls.add(ToolCallCounts.of_calls(calls))
             (said,) = normalise([reply.message])
-            after = self._before.then(said)
+            after = asked.before.then(said)
             whole = reply.token_ids[: update.whole_tokens]
-            ledger = self._served.scribe.after_reply(prompt, len(after.messages), whole, update.cut_text)
+            ledger = self._served.scribe.after_reply(asked.prompt, len(after.messages), whole, update.cut_text)
             after = replace(after, ledger=ledger)
             # A message that says less than the ids do is not what they are looked for by.
             if (reply.finish_reason != "cancelled" or reply.token_ids) and len(calls) == len(turn.calls):
                 as_told = told.message(said)
                 for message in (said,) if as_told == said else (said, as_told):
-                    self._served.produced.remember(
-                        self._before.then(message).messages,
-                        ledger,
-                        tools=options.schemas,
-                        kwargs=options.template_kwargs,
-                        cache_salt=options.cache_salt,
-                    )
+                    self._served.produced.remember(key_behind(asked.key, message), ledger)
             if not (reply.reasoning or reply.tool_calls or update.cut_text):
                 self._served.texts.remember(reply.text, whole, options.cache_salt)
-            self._told(Answered(reply, after, prompt))
+            self._told(Answered(reply, after, asked.prompt))
         return rest, reply
 
     def left(self) -> None:

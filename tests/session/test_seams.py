@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
+
 from agentkv.testing import Answer, scripted
+from agentkv.testing.tokenizer import chat_tokenizer
 from support.families import served, turned
 
 ODD = "answer that"
@@ -26,6 +30,28 @@ async def test_a_prompt_that_holds_generated_text_tells_how_much_of_it_is_cut_ot
         assert again.usage.cached_tokens < first.usage.prompt_tokens + len(odd)
         other = await runtime.generate(f"Say it: {ODD} And more", cache_salt="another tenant")
         assert other.usage.seam_tokens == 0
+
+
+async def test_what_tells_the_seam_is_encoded_beside_the_event_loop() -> None:
+    encoded_here: list[str] = []
+
+    class Noting(PreTrainedTokenizerFast):
+        def __call__(self, text: Any, *arguments: Any, **options: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                encoded_here.append(text)
+            return super().__call__(text, *arguments, **options)
+
+    plain = chat_tokenizer()
+    tokenizer = Noting(tokenizer_object=plain.backend_tokenizer, eos_token=plain.eos_token)
+    model = scripted(lambda asked: Answer(token_ids=odd) if asked == "Say it: " else "Yes.", tokenizer=tokenizer)
+    async with served(model) as runtime:
+        odd = letters(runtime)
+        await runtime.generate("Say it: ")
+        encoded_here.clear()
+        again = await runtime.generate(f"Say it: {ODD} And more")
+        assert again.usage.seam_tokens > 0
+        # The prompt itself is short, and the script's reply is encoded where it is asked.
+        assert set(encoded_here) <= {f"Say it: {ODD} And more", "Yes."}
 
 
 async def test_a_prompt_that_is_cut_as_it_was_produced_has_no_seam() -> None:

@@ -91,7 +91,17 @@ def test_what_a_call_raises_is_raised_here_and_a_closed_runtime_says_so() -> Non
     assert not any(thread.name == "agentkv-loop" for thread in threading.enumerate())
 
 
-INNER = {"serve", "served_now", "submit", "seed_of", "supersede", "seconds_per_prompt_token", "session_opened"}
+INNER = {
+    "count_tool_calls",
+    "open_turn",
+    "seconds_per_prompt_token",
+    "seed_of",
+    "serve",
+    "served_now",
+    "session_opened",
+    "submit",
+    "supersede",
+}
 """What a Runtime is to its sessions."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentkv.errors import AgentKVError, ConfigError, RuntimeClosed, ServerUnreachable
@@ -76,7 +76,9 @@ class Connection:
         try:
             response = await self._client.send(request, stream=True)
             if response.status_code == 200:
-                return Events(self, response)
+                events = Events(response, self._broken, self._open.discard)
+                self._open.add(events)
+                return events
             try:
                 raise error_of_body(response.status_code, await response.aread(), f"{self.url}{path}")
             finally:
@@ -96,7 +98,7 @@ class Connection:
         if self._closed:
             raise RuntimeClosed("this connection is closed; connect again")
 
-    def broken(self, error: Exception) -> AgentKVError:
+    def _broken(self, error: Exception) -> AgentKVError:
         """What it means that reading an answer raised this."""
         if self._closed:
             return RuntimeClosed("this connection was closed while the answer was read")
@@ -111,11 +113,16 @@ class Connection:
 class Events:
     """The data of server-sent events, as they come."""
 
-    def __init__(self, connection: Connection, response: httpx.Response) -> None:
-        self._connection, self._response = connection, response
+    def __init__(
+        self,
+        response: httpx.Response,
+        broken: Callable[[Exception], AgentKVError],
+        closed: Callable[[Events], None],
+    ) -> None:
+        """broken: what an error in reading means; closed: hears of the end."""
+        self._response, self._broken, self._closed = response, broken, closed
         self._parts = response.aiter_bytes()
         self._buffer = b""
-        connection._open.add(self)
 
     async def next(self) -> dict[str, Any] | None:
         """The next one; None at the end that the server marks. Raises what the server says went wrong."""
@@ -135,21 +142,21 @@ class Events:
                 chunk: dict[str, Any] = json.loads(data)
                 failed = chunk.get("error")
             except (ValueError, AttributeError) as error:
-                raise self._connection.broken(error) from error
+                raise self._broken(error) from error
             if failed is not None:
                 raise error_of(failed)
             return chunk
 
     async def close(self) -> None:
         """The server hears of it, and ends what it still did for this answer."""
-        self._connection._open.discard(self)
+        self._closed(self)
         await self._response.aclose()
 
     async def _part(self) -> bytes:
         try:
             part = await anext(self._parts, None)
         except Exception as error:
-            raise self._connection.broken(error) from error
+            raise self._broken(error) from error
         if part is None:
-            raise self._connection.broken(EOFError("it has no end"))
+            raise self._broken(EOFError("it has no end"))
         return part

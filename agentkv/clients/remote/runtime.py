@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Self, overload
 
 from agentkv.chat import normalise, without_implicit
@@ -179,7 +179,7 @@ class RemoteRuntime:
         if options.answer_format is not None:
             raise NotOverHTTP("response_format behind a plain prompt", "give messages, which it goes with")
         given = prompt if isinstance(prompt, str) else list(prompt)
-        return RemoteStream(self._connection, _TextAsked(self, given, options), timeout)
+        return RemoteStream(self._connection, _TextAsked(self._served, given, options), timeout)
 
     def session(
         self,
@@ -224,14 +224,14 @@ class RemoteRuntime:
 class _TextAsked:
     """One call over a plain prompt."""
 
-    def __init__(self, runtime: RemoteRuntime, prompt: str | Sequence[int], options: CallOptions) -> None:
+    def __init__(self, model: Callable[[], Awaitable[str]], prompt: str | Sequence[int], options: CallOptions) -> None:
         self.n = options.n
         self.tools: Mapping[str, Any] = {}
         self.denied: Mapping[str, str] = {}
-        self._runtime, self._prompt, self._options = runtime, prompt, options
+        self._model, self._prompt, self._options = model, prompt, options
 
     async def begin(self) -> tuple[str, dict[str, Any]]:
-        return TEXT, text_body(await self._runtime._served(), self._prompt, self._options)
+        return TEXT, text_body(await self._model(), self._prompt, self._options)
 
     def told(self, reply: Reply) -> None:
         """Nobody keeps it."""

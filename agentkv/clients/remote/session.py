@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from agentkv.chat import normalise
 from agentkv.errors import NotOverHTTP
 from agentkv.reply import Reply
-from agentkv.session import Answered, CallOptions, Conversation, Question, Session
+from agentkv.session import Answered, CallOptions, Conversation, Question, Session, SessionTurn
 from agentkv.streams import Stream
 from agentkv.tool_calls import ToolCallCounts
 from agentkv.tools import Tool
@@ -59,7 +59,7 @@ class RemoteHost:
         self, connection: Connection, model: Callable[[], Awaitable[str]], timeout: float | None = None
     ) -> None:
         """model: the name to ask for, once it is known; timeout: of calls that have none of their own."""
-        self.connection, self.model, self.timeout = connection, model, timeout
+        self._connection, self._model, self._timeout = connection, model, timeout
 
     async def serve(self) -> NoReturn:
         raise NotOverHTTP("prefill()", "ask with max_tokens=1, which leaves the conversation cached there")
@@ -72,6 +72,14 @@ class RemoteHost:
 
     def seconds_per_prompt_token(self) -> None:
         """A server does not tell it."""
+
+    def open_turn(self, turn: SessionTurn) -> Stream:
+        refuse_what_cannot_be_sent(turn.options)
+        asked = ChatAsked(self._model, turn.enter, turn.options, told=turn.told, left=turn.left, denied=turn.denied)
+        return RemoteStream(self._connection, asked, self._timeout if turn.timeout is None else turn.timeout)
+
+    def count_tool_calls(self, counts: ToolCallCounts) -> None:
+        """The server does not hear what became of them."""
 
     async def submit(self, question: Question) -> NoReturn:
         raise NotOverHTTP("a prompt of token ids in a session", "ask with messages")
@@ -88,25 +96,3 @@ class RemoteHost:
 
 class RemoteSession(Session):
     """As `agentkv.Session`, over HTTP: messages, marks and tools are here, and each call sends the conversation."""
-
-    def _open(
-        self,
-        enter: Callable[[], Conversation],
-        options: CallOptions,
-        told: Callable[[Answered], None],
-        left: Callable[[], None] = lambda: None,
-        timeout: float | None = None,
-    ) -> Stream:
-        host = self._host
-        assert isinstance(host, RemoteHost), "a remote session lives in a remote runtime"
-
-        def note(answered: Answered) -> None:
-            self._note(answered)
-            told(answered)
-
-        refuse_what_cannot_be_sent(options)
-        asked = ChatAsked(host.model, enter, options, told=note, left=left, denied=self._state.denied)
-        return RemoteStream(host.connection, asked, host.timeout if timeout is None else timeout)
-
-    def _count_errors(self, counts: ToolCallCounts) -> None:
-        self._state.count(tool_calls=counts)
