@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from .config import Patience
 from .dialect import Dialect, error_event, error_response
 from .errors import ApiError, api_error
 from .wire import to_json
@@ -16,6 +17,8 @@ from .wire import to_json
 __all__ = ["EventStream", "Whole"]
 
 T = TypeVar("T")
+
+_PATIENCE = Patience()
 
 
 class Whole(Response):
@@ -45,13 +48,19 @@ class EventStream(Response):
 
     The status is sent with the first event, so that what fails before it (a full queue, a prompt too long) is an
     answer with its own status; what fails later is an event with the error, which takes the place of the dialect's end.
+    Where the first event is long in coming, status 200 and comments are sent meanwhile, as `patience` says.
     """
 
     def __init__(
-        self, events: Callable[[], AsyncIterator[Mapping[str, Any]]], dialect: Dialect, *, param: str | None = None
+        self,
+        events: Callable[[], AsyncIterator[Mapping[str, Any]]],
+        dialect: Dialect,
+        *,
+        param: str | None = None,
+        patience: Patience = _PATIENCE,
     ) -> None:
         super().__init__(media_type="text/event-stream")
-        self._events, self._dialect, self._param = events, dialect, param
+        self._events, self._dialect, self._param, self._patience = events, dialect, param, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = await _unless_gone(self._send_all(scope, receive, send), receive)
@@ -60,17 +69,16 @@ class EventStream(Response):
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = self._events()
-        begun = False
+        opening = _Opening(send, self._patience)
         try:
             async for event in events:
-                if not begun:
-                    begun = True
-                    await _start(send, 200, b"text/event-stream; charset=utf-8", None)
+                if not opening.over:
+                    await opening.end()
                 await send({"type": "http.response.body", "body": self._dialect.event(event), "more_body": True})
             end = self._dialect.end
         except Exception as error:
             failure: ApiError = api_error(error, param=self._param)
-            if not begun:
+            if not await opening.begun_while_waiting():
                 await error_response(failure, self._dialect)(scope, receive, send)
                 return
             end = error_event(failure, self._dialect)
@@ -78,9 +86,49 @@ class EventStream(Response):
             close = getattr(events, "aclose", None)
             if close is not None:
                 await close()
-        if not begun:
-            await _start(send, 200, b"text/event-stream; charset=utf-8", None)
+            await opening.begun_while_waiting()
+        await opening.end()
         await send({"type": "http.response.body", "body": end, "more_body": False})
+
+
+class _Opening:
+    """The beginning of a stream: with its first event, or with comments where that is long in coming."""
+
+    def __init__(self, send: Send, patience: Patience) -> None:
+        self._send, self._patience = send, patience
+        self._begun = False
+        self._waiting: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(patience.begin, self._grow_impatient)
+        self.over = False
+        """The status is sent, and no more comments come."""
+
+    async def end(self) -> None:
+        """Send the status, if it is not sent yet, and no more comments."""
+        if not await self.begun_while_waiting():
+            await self._begin()
+        self.over = True
+
+    async def begun_while_waiting(self) -> bool:
+        """Whether the status is sent; of the waiting nothing is left."""
+        self._timer.cancel()
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        return self._begun
+
+    def _grow_impatient(self) -> None:
+        self._waiting = asyncio.ensure_future(self._wait())
+
+    async def _wait(self) -> None:
+        await self._begin()
+        while True:
+            await self._send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
+            await asyncio.sleep(self._patience.remind)
+
+    async def _begin(self) -> None:
+        await _start(self._send, 200, b"text/event-stream; charset=utf-8", None)
+        self._begun = True
 
 
 async def _unless_gone(work: Awaitable[T], receive: Receive) -> asyncio.Future[T] | None:

@@ -17,6 +17,7 @@ from agentkv.version import __version__
 
 from .config import ServerConfig
 from .dialect import Dialect, error_response
+from .document import correct_document
 from .door import Door
 from .errors import ApiError
 from .openai import OPENAI, openai_router
@@ -36,7 +37,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
     `app.state.serving` counts what is inside and drains.
     """
     config = config or ServerConfig()
-    serving = Serving(runtime, config.served_model)
+    serving = Serving(runtime, config)
     app = FastAPI(
         strict_content_type=False,  # A body without a content type is read as JSON, as by any other such server.
         title="agentkv",
@@ -59,7 +60,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
 
     _tell_errors_in_one_shape(app)
     app.add_middleware(Door, serving=serving, config=config, dialect_of=_dialect_of)
-    _without_422(app)
+    correct_document(app, _dialect_of, keyed=bool(config.api_keys))
     return app
 
 
@@ -86,7 +87,11 @@ def _tell_errors_in_one_shape(app: FastAPI) -> None:
             404: (f"there is no {path} here", "unknown_url"),
             405: (f"{path} takes another method", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), None))
-        failure = ApiError(error.status_code, message, code=code, headers=error.headers)
+        headers = dict(error.headers or {})
+        if "allow" in {name.lower() for name in headers}:
+            # The door lets HEAD come where GET does.
+            headers = {name: value.replace("GET", "GET, HEAD") for name, value in headers.items()}
+        failure = ApiError(error.status_code, message, code=code, headers=headers)
         return error_response(failure, _dialect_of(path))
 
     app.add_exception_handler(ApiError, refused)
@@ -118,17 +123,3 @@ def _fields_of(place: Sequence[str]) -> list[str]:
     """The part of a place that the client can see: pydantic goes on with the kinds that it tried (`list[str]`)."""
     seen = list(itertools.takewhile(lambda part: _FIELD.fullmatch(part) and part not in _KINDS, place))
     return seen or list(place[:1])
-
-
-def _without_422(app: FastAPI) -> None:
-    """The document tells of 400, which is what is sent, and not of FastAPI's own answer to a wrong body."""
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = make()
-        for path in document["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

@@ -20,14 +20,17 @@ __all__ = ["Dialect", "error_event", "error_response"]
 class Dialect:
     """One for each protocol; the application chooses it by the request's path.
 
+    name          of the protocol, as the document has it
     error_model   of the document
     event         a server-sent event with this data
     end           what follows a stream's last event, if it ended well
     key           the one that a request brings; None where it brings none
     how_to_send   a key, in the words of the answer to a request without
     challenge     headers of that answer
+    security      a key, as the document has it
     """
 
+    name: str
     error_model: type[BaseModel]
     error_body: Callable[[ApiError], Mapping[str, Any]]
     event: Callable[[Mapping[str, Any]], bytes]
@@ -35,6 +38,7 @@ class Dialect:
     key: Callable[[Headers], str | None]
     how_to_send: str
     challenge: Mapping[str, str]
+    security: Mapping[str, str]
 
 
 def error_response(error: ApiError, dialect: Dialect) -> Response:

@@ -38,6 +38,7 @@ def failures(dialect: Dialect) -> dict[int | str, dict[str, Any]]:
     texts = {
         400: "The request cannot be as it is; `param` names the field.",
         401: "No key, or a wrong one.",
+        403: "A page of another site asks, or by another name than the server's.",
         404: "Another model than the one that is served.",
         408: "The body did not come in time.",
         413: "The body is too large.",

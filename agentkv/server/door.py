@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: draining, the key, the size and the time of its body.
+"""What every request passes before a route sees it: who asks, draining, the key, the size and the time of its body.
 
 Plain ASGI, so that it costs microseconds and works the same over HTTP and in process.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,12 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .config import ServerConfig
 from .dialect import Dialect, error_event, error_response
 from .errors import ApiError, api_error, unavailable
+from .pages import refuse_other_pages
 from .serving import Serving
 
-__all__ = ["Door"]
+__all__ = ["OPEN_TO_ALL", "Door"]
 
 _LINGER_SECONDS = 2.0
-_OPEN_TO_ALL = frozenset({"/health", "/docs", "/redoc", "/openapi.json"})
+OPEN_TO_ALL = frozenset({"/health", "/docs", "/redoc", "/openapi.json"})
+_OPEN_BODY_BYTES = 4096
+"""Of a request that brings no key: none of these paths wants a body at all."""
 
 
 class Door:
@@ -37,62 +39,48 @@ class Door:
         """dialect_of: by path."""
         self._app, self._serving, self._config, self._dialect_of = app, serving, config, dialect_of
         self._keys = tuple(key.encode() for key in config.api_keys)
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        dialect = self._dialect_of(scope["path"])
-        try:
-            self._check(scope, dialect)
-            body = await self._body(scope, receive)
-        except ApiError as error:
-            if error.status == 413:
-                await _linger(receive)
-            await error_response(error, dialect)(scope, receive, send)
-            return
-        if body is None:  # The client left while it was sending.
-            return
+        if scope["method"] == "HEAD":
+            # The routes know GET; what stands behind its head stays here.
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
         with self._serving.counted():
-            await self._hand_on(scope, body, dialect, receive, send)
+            await self._answer(scope, receive, send)
 
-    async def _hand_on(self, scope: Scope, body: bytes, dialect: Dialect, receive: Receive, send: Send) -> None:
-        """Call the application; what it raises, and what is cut off, is answered where that is still possible."""
-        given = begun = streams = False
-
-        async def receive_whole() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send_on(message: Message) -> None:
-            nonlocal begun, streams
-            if not begun:
-                begun, streams = True, _is_stream(message)
-            await send(message)
-
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is raised, and what is cut off, is answered where that is still possible."""
+        dialect, answer, body = self._dialect_of(scope["path"]), _Answer(send), _Body(receive)
         try:
-            await self._app(scope, receive_whole, send_on)
+            headers = Headers(scope=scope)
+            self._check(scope, headers, dialect)
+            try:
+                if not await self._read(body, scope, headers):
+                    return  # The client left while it was sending.
+                self._require_open(scope)  # The server may have begun to drain while the body came.
+                await self._app(scope, body.receive, answer.send)
+            finally:
+                self._held -= body.size
         except Exception as error:
-            if begun:
+            if answer.begun:
                 raise
             await error_response(api_error(error), dialect)(scope, receive, send)
         except asyncio.CancelledError:
-            if not self._serving.was_cut_off or (begun and not streams):
+            if not self._serving.was_cut_off or (answer.begun and not answer.streams):
                 raise
             ended = unavailable("the server ended before this answer did", code="draining")
-            if begun:
+            if answer.begun:
                 await send({"type": "http.response.body", "body": error_event(ended, dialect), "more_body": False})
             else:
                 await error_response(ended, dialect)(scope, receive, send)
 
-    def _check(self, scope: Scope, dialect: Dialect) -> None:
-        if scope["path"] in _OPEN_TO_ALL:
-            return
-        if self._keys:
-            given = (dialect.key(Headers(scope=scope)) or "").encode("latin-1")
+    def _check(self, scope: Scope, headers: Headers, dialect: Dialect) -> None:
+        refuse_other_pages(scope, headers, self._config)
+        if self._keys and scope["path"] not in OPEN_TO_ALL:
+            given = (dialect.key(headers) or "").encode("latin-1")
             # Every key is compared, in a time that does not tell how much of it was right, or which it was.
             right = sum(hmac.compare_digest(given, key) for key in self._keys)
             if not right:
@@ -104,27 +92,25 @@ class Door:
                     code="invalid_api_key",
                     headers=dialect.challenge,
                 )
-        self._serving.require_open()
+        self._require_open(scope)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+    def _require_open(self, scope: Scope) -> None:
+        if scope["path"] not in OPEN_TO_ALL:
+            self._serving.require_open()
+
+    async def _read(self, body: _Body, scope: Scope, headers: Headers) -> bool:
+        """The whole body; False where the client left before its end."""
         limit = self._config.max_body_bytes
-        told = _header(scope, b"content-length")
-        if told is not None and told.isdigit() and int(told[:20]) > limit:
-            raise self._too_large()
-        parts: list[bytes] = []
-        size = 0
+        if scope["path"] in OPEN_TO_ALL:
+            limit = min(limit, _OPEN_BODY_BYTES)
+        told = headers.get("content-length", "")
+        expected = int(told[:20]) if told.isdecimal() else 0
         try:
+            self._require_room(expected, limit, more=expected)
             async with asyncio.timeout(self._config.body_timeout):
-                while True:
-                    message: MutableMapping[str, Any] = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
-                        raise self._too_large()
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+                while (came := await body.part()) is not None:
+                    self._held += came
+                    self._require_room(body.size, limit)
         except TimeoutError:
             raise ApiError(
                 408,
@@ -132,28 +118,87 @@ class Door:
                 code="body_timeout",
                 headers={"Connection": "close"},
             ) from None
+        except ApiError:
+            # One that waits to be asked for its body is not asked: reading would ask it.
+            if body.size or "expect" not in headers:
+                await body.pour_away()
+            raise
+        return not body.left
 
-    def _too_large(self) -> ApiError:
-        limit = self._config.max_body_bytes
-        return ApiError(
-            413, f"the body is larger than {limit:,} bytes", code="body_too_large", headers={"Connection": "close"}
-        )
+    def _require_room(self, size: int, limit: int, *, more: int = 0) -> None:
+        """Raise 413 for a body above its own limit, 503 where all bodies together, and more, are above theirs."""
+        if size > limit:
+            raise ApiError(
+                413, f"the body is larger than {limit:,} bytes", code="body_too_large", headers={"Connection": "close"}
+            )
+        if self._held + more > self._config.max_held_bytes:
+            full = unavailable("the server holds as much of other requests as it may; ask again", code="no_room")
+            full.headers["Connection"] = "close"
+            raise full
 
 
-async def _linger(receive: Receive) -> None:
-    """Read on for a moment and throw away: a connection closed on a client that still sends loses it the answer."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_SECONDS):
-            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-                pass
+class _Body:
+    """A request's body: read in parts, then given on whole."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._parts: list[bytes] = []
+        self._more = True
+        self._given = False
+        self.size = 0
+        self.left = False
+        """The client is gone, and the rest will not come."""
+
+    async def part(self) -> int | None:
+        """Read one; its size, None where there are no more."""
+        if not self._more:
+            return None
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.left, self._more = True, False
+            return None
+        part: bytes = message.get("body", b"")
+        self._parts.append(part)
+        self.size += len(part)
+        self._more = message.get("more_body", False)
+        return len(part)
+
+    async def receive(self) -> Message:
+        if self._given:
+            return await self._receive()
+        self._given = True
+        body = b"".join(self._parts)
+        self._parts.clear()
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def pour_away(self) -> None:
+        """Read on for a moment: a connection that is closed on a client that still sends loses it the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while self._more:
+                    message = await self._receive()
+                    self._more = message["type"] == "http.request" and message.get("more_body", False)
+
+
+class _Answer:
+    """How far the answer is."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = self.streams = False
+
+    async def send(self, message: Message) -> None:
+        if not self.begun:
+            self.begun, self.streams = True, _is_stream(message)
+        await self._send(message)
+
+
+def _without_body(send: Send) -> Send:
+    async def send_head(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return send_head
 
 
 def _is_stream(start: Message) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"])
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return None

@@ -4,10 +4,12 @@
 |--------|------------------------------------------------------------|
 | 400    | the request cannot be as it is; `param` names the field     |
 | 401    | no key, or a wrong one                                      |
+| 403    | another site's page asks, or by a name that is not ours     |
 | 404    | unknown model or path                                       |
 | 405    | known path, other method                                    |
 | 408    | the body did not come in time                               |
 | 413    | the body is too large                                       |
+| 431    | the head is too large                                       |
 | 429    | the queue is full; Retry-After says when to come again      |
 | 500    | a fault of ours, or of the model's numbers                  |
 | 503    | draining, closed, or no room for now                        |
@@ -16,6 +18,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 from agentkv.errors import (
@@ -24,16 +27,24 @@ from agentkv.errors import (
     ContextOverflow,
     EngineFailed,
     GrammarDeadEnd,
+    PoolFull,
     QueueFull,
     RequestError,
     RuntimeClosed,
 )
 
-__all__ = ["ApiError", "api_error", "unavailable"]
+__all__ = ["ApiError", "api_error", "code_of", "unavailable"]
 
 _log = logging.getLogger("agentkv.server")
 
 RETRY_AFTER_SECONDS = 1
+
+_CODES: Mapping[type[AgentKVError], str] = {
+    CapacityError: "no_room",
+    ContextOverflow: "context_length_exceeded",  # OpenAI's own, which frameworks look for.
+    PoolFull: "no_room",
+    RuntimeClosed: "closed",
+}
 
 
 class ApiError(Exception):
@@ -61,24 +72,27 @@ def api_error(error: BaseException, *, param: str | None = None) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ContextOverflow):
-        return ApiError(400, str(error), param=param, code="context_length_exceeded")
     if isinstance(error, RequestError | GrammarDeadEnd):
-        return ApiError(400, str(error), param=param)
+        return ApiError(400, str(error), param=param, code=code_of(error))
     if isinstance(error, QueueFull):
         return ApiError(
-            429, str(error), type="rate_limit_error", code="queue_full",
+            429, str(error), type="rate_limit_error", code=code_of(error),
             headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
         )  # fmt: skip
     if isinstance(error, RuntimeClosed):
-        return unavailable("the server is closing", code="closed")
+        return unavailable("the server is closing", code=code_of(error))
     if isinstance(error, CapacityError):
-        return unavailable(str(error), code="no_room")
+        return unavailable(str(error), code=code_of(error))
     if isinstance(error, EngineFailed | AgentKVError):
-        return ApiError(500, str(error), type="server_error", code=type(error).__name__)
+        return ApiError(500, str(error), type="server_error", code=code_of(error))
     # A bug of ours: what it says may hold anything, so it goes to the log and not to the client.
     _log.error("a request ended by an unexpected error", exc_info=error)
     return ApiError(500, "an internal error; the server's log has it", type="server_error", code="internal_error")
+
+
+def code_of(error: AgentKVError) -> str:
+    """Its class in words, `grammar_dead_end`, where clients do not know another code for it."""
+    return _CODES.get(type(error)) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
 def unavailable(message: str, *, code: str) -> ApiError:

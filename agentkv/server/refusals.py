@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from agentkv.errors import AgentKVError, ConfigError
 
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, code_of
 
 __all__ = ["refused"]
 
@@ -24,7 +24,7 @@ def refused(error: Exception, body: BaseModel, *, prompt: str, grammar: str | No
     if isinstance(error, RecursionError):
         return ApiError(400, "the request is nested too deeply to be read", param=prompt)
     if isinstance(error, ConfigError):
-        return ApiError(400, str(error), param=grammar or prompt)
+        return ApiError(400, str(error), param=grammar or prompt, code=code_of(error))
     if isinstance(error, AgentKVError):
         return api_error(error, param=prompt)
     named = re.match(r"\w+", str(error))

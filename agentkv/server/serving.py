@@ -11,6 +11,7 @@ from agentkv.errors import RuntimeClosed
 from agentkv.runtime import Runtime
 from agentkv.tools.vocabulary import vocabulary_of
 
+from .config import ServerConfig
 from .errors import ApiError, unavailable
 
 __all__ = ["Serving"]
@@ -21,10 +22,11 @@ _SECONDS_TO_TELL = 2.0
 class Serving:
     """One for each application. Used on its loop alone."""
 
-    def __init__(self, runtime: Runtime, served_model: str | None) -> None:
+    def __init__(self, runtime: Runtime, config: ServerConfig) -> None:
         self.runtime = runtime
+        self.patience = config.patience
         self.draining = False
-        self._served_model = served_model
+        self._served_model = config.served_model
         self._inside: set[asyncio.Task[Any]] = set()
         self._cut_off = False
         self._emptied = asyncio.Event()

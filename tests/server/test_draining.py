@@ -15,6 +15,7 @@ from agentkv import Runtime
 from agentkv.clients.asgi_transport import StreamingASGITransport
 from agentkv.server import create_app
 from agentkv.server.serving import Serving
+from support.sent_in_parts import SentInParts
 from support.servers import refusal_of, scripted_runtime
 
 CHAT = "/v1/chat/completions"
@@ -54,6 +55,31 @@ async def test_what_runs_comes_to_its_end_and_what_comes_is_refused(stream: bool
         assert answer.text.endswith("data: [DONE]\n\n")
     else:
         assert answer.json()["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_body_that_is_still_coming_is_waited_for_and_then_refused() -> None:
+    body = json.dumps(BODY).encode()
+    async with scripted_runtime([]) as runtime:
+        app = create_app(runtime)
+        asking = SentInParts(app, CHAT, len(body))
+        await asking.send(body[:10], more=True)
+        draining = asyncio.ensure_future(app.state.serving.drain(60))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not draining.done()
+        await asking.send(body[10:], more=False)
+        assert (await asking.status(), asking.error["code"]) == (503, "draining")
+        assert await draining is True
+
+
+async def test_a_body_that_does_not_come_is_cut_off_with_the_reason() -> None:
+    async with scripted_runtime([]) as runtime:
+        app = create_app(runtime)
+        asking = SentInParts(app, CHAT, 100)
+        await asking.send(b"{", more=True)
+        assert await app.state.serving.drain(0.001) is False
+        assert await app.state.serving.cut_off() == 1
+        assert (await asking.status(), asking.error["code"]) == (503, "draining")
 
 
 async def test_an_idle_server_is_drained_at_once() -> None:

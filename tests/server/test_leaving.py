@@ -98,7 +98,7 @@ async def raw(client: httpx.AsyncClient, body: dict[str, Any], *, half_closed: b
     """What a plain socket gets, which says no more once it has asked."""
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
     sent = json.dumps({"model": "scripted", **body}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(sent)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(sent)}\r\n\r\n"
     writer.write(head.encode() + sent)
     if half_closed:
         writer.write_eof()
@@ -124,7 +124,7 @@ async def test_connections_that_are_reset_leave_nothing() -> None:
         body = json.dumps({"model": "scripted", "messages": HI, "stream": True}).encode()
         for cut in (1, 30, 100, None):
             reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-            head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             writer.write((head + body)[:cut])
             await writer.drain()
             if cut is None:

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from agentkv import ConfigError, Runtime
-from agentkv.server import ServerConfig
+from agentkv.errors import CapacityError, EngineFailed, GrammarDeadEnd
+from agentkv.server import ServerConfig, create_app
+from agentkv.server.errors import code_of
 from agentkv.session.turns import ChatTurn
 from agentkv.testing import fail_allocation, scripted
+from support.sent_in_parts import SentInParts
 from support.servers import ask, events_of, in_process, over_http, refusal_of, scripted_runtime
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -202,6 +205,26 @@ async def test_a_context_too_long_is_refused_with_the_numbers(door: Any, stream:
         assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
+async def test_errors_of_the_runtime_bring_their_names(door: Any) -> None:
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    no_grammar = {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}
+    async with scripted_runtime(lambda asked: None, num_pages=33) as runtime, door(runtime) as client:
+        for wrong, code in (
+            ({"messages": picture}, "content_unsupported"),
+            ({"messages": HI, "max_tokens": 1000}, "out_of_pages"),
+            ({"messages": HI, "max_tokens": 5000}, "context_length_exceeded"),
+            ({"messages": HI, "response_format": no_grammar}, "config_error"),
+        ):
+            answer = await client.post(CHAT, json={"model": "scripted", **wrong})
+            assert refusal_of(answer, 400)["code"] == code
+
+
+def test_every_error_has_a_code_in_words() -> None:
+    assert code_of(GrammarDeadEnd("no token is left")) == "grammar_dead_end"
+    assert code_of(EngineFailed("the engine's thread died")) == "engine_failed"
+    assert code_of(CapacityError("no room")) == "no_room"
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_what_fails_before_its_first_token_keeps_its_status(door: Any, stream: bool) -> None:
     async with scripted_runtime(lambda asked: "Yes.") as runtime, door(runtime) as client:
@@ -292,13 +315,53 @@ async def test_a_body_too_large_is_413(door: Any, told: bool) -> None:
         await ask(client, messages=HI)
 
 
+async def raw(client: Any, request: bytes) -> bytes:
+    """All that comes back before the server closes the connection."""
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_a_body_too_large_is_not_asked_for_before_it_is_refused() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 4000\r\n\r\n"
+    async with scripted_runtime(["Yes."]) as runtime, over_http(runtime, max_body_bytes=1000) as client:
+        answer = await raw(client, head)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"100 Continue" not in answer
+        await ask(client, messages=HI)
+
+
+async def test_paths_that_are_open_to_all_take_no_bodies_to_speak_of(door: Any) -> None:
+    async with scripted_runtime([]) as runtime, door(runtime, api_keys=("one",)) as client:
+        for path in ("/health", "/openapi.json"):
+            assert (await client.request("GET", path, content=b" " * 4096)).status_code == 200
+            error = refusal_of(await client.request("GET", path, content=b" " * 4097), 413)
+            assert "4,096" in error["message"]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["length told", "in chunks"])
+async def test_bodies_that_are_too_large_together_are_503_until_one_is_answered(told: bool) -> None:
+    body = json.dumps({"model": "scripted", "messages": HI, "user": "x" * 600}).encode()
+    async with scripted_runtime(lambda asked: "Yes.") as runtime:
+        app = create_app(runtime, ServerConfig(max_held_bytes=1000))
+        first, second = (SentInParts(app, CHAT, len(body) if told else None) for _ in range(2))
+        await first.send(body[:-1], more=True)
+        await second.send(body, more=False)
+        assert (await second.status(), second.error["code"]) == (503, "no_room")
+        assert int(second.headers["retry-after"]) >= 1
+        await first.send(body[-1:], more=False)
+        assert await first.status() == 200
+        third = SentInParts(app, CHAT, len(body) if told else None)
+        await third.send(body, more=False)
+        assert await third.status() == 200
+
+
 async def test_a_body_that_comes_too_slowly_is_408() -> None:
     async with scripted_runtime(["Yes."]) as runtime, over_http(runtime, body_timeout=0.05) as client:
-        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
+        answer = await raw(client, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         assert json.loads(body)["error"]["code"] == "body_timeout"
@@ -319,6 +382,26 @@ async def test_keys_open_the_door_and_nothing_else_does(door: Any) -> None:
             assert (await client.post(CHAT, json=body, headers={"authorization": right})).status_code == 200
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/openapi.json")).status_code == 200
+
+
+@pytest.mark.parametrize("keys", [(), ("one",)], ids=["no key", "a key"])
+async def test_the_document_tells_of_the_key(keys: tuple[str, ...]) -> None:
+    async with scripted_runtime([]) as runtime, in_process(runtime, api_keys=keys) as client:
+        document = (await client.get("/openapi.json")).json()
+    (name, scheme), *others = document["components"]["securitySchemes"].items()
+    assert (scheme, others) == ({"type": "http", "scheme": "bearer"}, [])
+    assert document["paths"][CHAT]["post"]["security"] == ([{name: []}] if keys else [{}, {name: []}])
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+async def test_head_is_what_get_is_without_its_body(door: Any) -> None:
+    async with scripted_runtime([]) as runtime, door(runtime) as client:
+        for path in ("/health", "/v1/models", "/openapi.json"):
+            answer = await client.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert answer.headers["content-length"] == str(len((await client.get(path)).content))
+        assert (await client.head(CHAT)).status_code == 405
+        assert (await client.post("/health")).headers["allow"] == "GET, HEAD"
 
 
 async def test_other_paths_are_404_and_other_methods_405(door: Any) -> None:
@@ -352,6 +435,7 @@ def test_configs_that_cannot_be_are_refused() -> None:
         ({"api_keys": ("a b ",)}, "key"),
         ({"drain_timeout": 0}, "drain_timeout"),
         ({"max_body_bytes": -1}, "max_body_bytes"),
+        ({"max_held_bytes": 0}, "max_held_bytes"),
     ):
         with pytest.raises(ConfigError, match=said):
             ServerConfig(**wrong)  # type: ignore[arg-type]

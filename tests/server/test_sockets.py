@@ -1,12 +1,18 @@
-"""What the server sets on the connections that it takes."""
+"""What the server sets on the connections that it takes, and what it reads from them before a request is one."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import socket
+from typing import Any
+
+import pytest
 
 from agentkv.server import ServerConfig
 from agentkv.server.listen import bound_socket
+from support.servers import over_http, scripted_runtime
 
 
 async def test_a_connection_sends_what_is_written_at_once() -> None:
@@ -23,3 +29,60 @@ async def test_a_connection_sends_what_is_written_at_once() -> None:
             _, writer = await asyncio.open_connection(*listening.getsockname())
             assert await taken
             writer.close()
+
+
+async def answered(client: Any, sent: bytes) -> tuple[int, dict[str, Any]]:
+    """The status and the error of what comes back before the connection is closed."""
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(head.split(b" ")[1]), error
+
+
+MOST_HEAD_BYTES = 64 * 2**10
+LONG = b"a" * MOST_HEAD_BYTES
+with_httptools = pytest.mark.skipif(not importlib.util.find_spec("httptools"), reason="needs httptools")
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@with_httptools
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + LONG,
+        b"GET /health HTTP/1.1\r\nx: " + LONG,
+        b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * (MOST_HEAD_BYTES // 6),
+        POST + b"transfer-encoding: chunked\r\n\r\n1;" + LONG,
+    ],
+    ids=["a path", "a header", "many headers", "what may stand behind a chunk's size"],
+)
+async def test_a_head_without_end_is_refused(sent: bytes) -> None:
+    async with scripted_runtime([]) as runtime, over_http(runtime) as client:
+        status, error = await answered(client, sent)
+        assert (status, error["code"]) == (431, "head_too_large")
+        assert (await client.get("/health", headers={"x": "a" * (MOST_HEAD_BYTES // 2)})).status_code == 200
+
+
+@with_httptools
+async def test_trailers_without_end_end_their_request() -> None:
+    async with scripted_runtime([]) as runtime, over_http(runtime) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n")
+        await writer.drain()
+        writer.write(b"0\r\nx: ")
+        for _ in range(64):  # More than what one read may bring along with the body.
+            writer.write(b"a" * 2**13)
+        assert b" 431 " in await reader.readline()
+        writer.transport.abort()
+        assert (await client.get("/health")).status_code == 200
+
+
+@with_httptools
+async def test_what_is_no_http_is_refused_in_the_same_shape() -> None:
+    async with scripted_runtime([]) as runtime, over_http(runtime) as client:
+        status, error = await answered(client, b"GET / GET /\r\n\r\n")
+        assert (status, error["code"]) == (400, "invalid_http")

@@ -48,7 +48,7 @@ async def over_http(runtime: Runtime, **config: Any) -> AsyncIterator[httpx.Asyn
         server = Server(create_app(runtime, given), given)
         thread = threading.Thread(target=lambda: asyncio.run(server.answer(listening)))
         thread.start()
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        address = f"http://{given.host}:{listening.getsockname()[1]}"
         try:
             async with httpx.AsyncClient(base_url=address, timeout=60, limits=httpx.Limits(max_connections=None)) as c:
                 yield c

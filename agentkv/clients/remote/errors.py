@@ -9,7 +9,7 @@
 | code queue_full                               | QueueFull, with the numbers of its text         |
 | other 429, 408, code no_room, other 503       | CapacityError                                   |
 | code draining or closed                       | RuntimeClosed                                   |
-| the name of an error as code                  | that error                                      |
+| the name of an error as code, in words        | that error                                      |
 | anything else                                 | ServerUnreachable                               |
 """
 
@@ -25,6 +25,7 @@ from agentkv.errors import (
     BrokenLogits,
     CapacityError,
     ConfigError,
+    ContentUnsupported,
     ContextOverflow,
     DownloadFailed,
     EngineFailed,
@@ -42,17 +43,14 @@ __all__ = ["error_of", "error_of_body"]
 
 _CONTEXT = re.compile(r"prompt ([\d,]+) \+ max_tokens ([\d,]+) = [\d,]+ tokens; (.+) reads ([\d,]+)\.")
 _QUEUE = re.compile(r"(\d+) calls are waiting and max_queue is (\d+)")
+_BY_NAME = (BrokenLogits, ContentUnsupported, DownloadFailed, EngineFailed, GrammarDeadEnd, InternalError, ModelError)
 _BY_CODE: Mapping[str, type[AgentKVError]] = {
     "closed": RuntimeClosed,
     "draining": RuntimeClosed,
-    "internal_error": InternalError,
     "invalid_api_key": ConfigError,
     "model_not_found": ModelNotFound,
     "no_room": CapacityError,
-    **{
-        error.__name__: error
-        for error in (BrokenLogits, DownloadFailed, EngineFailed, GrammarDeadEnd, InternalError, ModelError)
-    },
+    **{re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.__name__).lower(): error for error in _BY_NAME},
 }
 _BY_STATUS: Mapping[int, type[AgentKVError]] = {
     400: RequestError,

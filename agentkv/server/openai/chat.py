@@ -56,6 +56,7 @@ def chat_router(serving: Serving) -> APIRouter:
                 ),
                 OPENAI,
                 param="messages",
+                patience=serving.patience,
             )
 
         async def whole() -> dict[str, Any]:

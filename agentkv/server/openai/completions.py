@@ -63,6 +63,7 @@ def completions_router(serving: Serving) -> APIRouter:
                 ),
                 OPENAI,
                 param="prompt",
+                patience=serving.patience,
             )
 
         async def whole() -> dict[str, Any]:

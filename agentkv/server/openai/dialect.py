@@ -42,6 +42,7 @@ def _key(headers: Headers) -> str | None:
 
 
 OPENAI = Dialect(
+    name="OpenAI",
     error_model=ErrorBody,
     error_body=_error_body,
     event=_event,
@@ -49,4 +50,5 @@ OPENAI = Dialect(
     key=_key,
     how_to_send="the header 'Authorization: Bearer KEY'",
     challenge={"WWW-Authenticate": "Bearer"},
+    security={"type": "http", "scheme": "bearer"},
 )

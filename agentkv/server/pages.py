@@ -1,0 +1,62 @@
+"""Pages in a browser, which reach whatever listens on their reader's machine.
+
+A server on loopback without keys is open to whoever runs programs there, and every page that the browser shows there is
+such a program: it may send a POST without asking (a "simple" request of the fetch standard) and, once its own name has
+been made to point to 127.0.0.1, read the answers too (DNS rebinding). Browsers tell in headers who asks, which pages
+cannot forge and programs do not send.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from .config import ServerConfig
+from .errors import ApiError
+
+__all__ = ["refuse_other_pages"]
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def refuse_other_pages(scope: Scope, headers: Headers, config: ServerConfig) -> None:
+    """Raise 403 for a request that another site's page sends, on a server without keys; a key is a better guard.
+
+    An application that no socket carries is asked under any name: its transport gives the name of the URL as that of
+    the server.
+    """
+    if config.api_keys:
+        return
+    host = headers.get("host", "")
+    if config.is_loopback and host and _name_of(host) not in _LOCAL | _own_names(scope, config):
+        raise ApiError(
+            403,
+            f"this server answers to localhost, 127.0.0.1, [::1] and {config.host}, and not to {_name_of(host)!r}; "
+            f"behind a proxy give it a key, or the proxy one of these names in Host",
+            code="unknown_host",
+        )
+    follows_a_link = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    by_another_site = headers.get("sec-fetch-site") in ("cross-site", "same-site") and not follows_a_link
+    origin = headers.get("origin")
+    if by_another_site or (origin is not None and origin.partition("://")[2].lower() != host.lower()):
+        raise ApiError(
+            403,
+            "a page of another site asks, and this server has no key that would keep strangers' pages out; ask from "
+            "the page's own server, or give this one a key",
+            code="cross_site",
+        )
+
+
+def _own_names(scope: Scope, config: ServerConfig) -> set[str]:
+    server = scope.get("server")
+    return {_bracketed(name) for name in (config.host, server[0] if server else None) if name}
+
+
+def _name_of(host: str) -> str:
+    """Without the port."""
+    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
+
+
+def _bracketed(name: str) -> str:
+    return f"[{name.lower()}]" if ":" in name else name.lower()
