@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,48 +11,14 @@ import pytest
 
 from agentkv import Runtime
 from agentkv.engine.choice import Choice
-from agentkv.testing import ScriptedModel, scripted
+from agentkv.testing import scripted
+from support.held import Held
 from support.runtimes import idle_and_sound
 from support.servers import ask, in_process, refusal_of, scripted_runtime
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 TEXT = "One, two, three."
-
-
-class Held:
-    """A scripted model that stands before one of its forwards until it is let go."""
-
-    def __init__(self, model: ScriptedModel) -> None:
-        self.name = model.name
-        self.arrived = threading.Event()
-        self._model, self._go, self._left = model, threading.Event(), 0
-
-    def load(self, options: Any) -> Any:
-        loaded = self._model.load(options)
-        loaded.model.register_forward_pre_hook(self._forward)
-        return loaded
-
-    def hold(self, nth: int) -> None:
-        """From now on, counted from 1."""
-        self.arrived.clear()
-        self._go.clear()
-        self._left = nth
-
-    def let_go(self) -> None:
-        self._go.set()
-
-    def _forward(self, module: Any, arguments: Any) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self.arrived.set()
-            assert self._go.wait(60), "the test forgot to let the model go"
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not happened():
-            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -67,7 +32,7 @@ async def test_leaving_in_any_step_the_last_one_too_and_ending_a_call_twice_is_h
             model.hold(nth)
             body = {"model": "scripted", "messages": HI, "stream": stream}
             asking = asyncio.ensure_future(client.post(CHAT, json=body))
-            await until(model.arrived.is_set)
+            await model.held()
             # The step is running: what ends the call now is done behind it. Calls are numbered as they come.
             ended = [worker.abort(nth), worker.abort(nth), worker.abort(12_345)]
             asking.cancel()

@@ -13,6 +13,8 @@ import httpx2 as httpx
 import pytest
 
 from agentkv import Runtime
+from agentkv.testing import scripted
+from support.held import Held
 from support.runtimes import idle_and_sound
 from support.servers import ask, in_process, over_http, refusal_of, scripted_runtime
 
@@ -46,9 +48,9 @@ def nothing_left(runtime: Runtime) -> bool:
     return True
 
 
-def inside(runtime: Runtime) -> int:
-    figures = runtime.report().to_dict()
-    return int(figures["running"]) + int(figures["waiting"])
+def written_in(runtime: Runtime) -> int:
+    """Tokens of all answers, those that nobody read to their end among them."""
+    return int(runtime.report().to_dict()["output_tokens"])
 
 
 async def leave_while_it_streams(client: httpx.AsyncClient, number: int) -> None:
@@ -59,32 +61,83 @@ async def leave_while_it_streams(client: httpx.AsyncClient, number: int) -> None
             return
 
 
-async def leave_before_the_answer(client: httpx.AsyncClient, number: int) -> None:
-    """Queued, in prefill or in decode: by chance, which 50 of them make a certainty."""
-    stream = bool(number % 2)
-    body = {"model": "scripted", "messages": HI, "stream": stream, "prompt_cache_key": str(number)}
-    asking = asyncio.ensure_future(client.post(CHAT, json=body))
-    for _ in range(number):
-        await asyncio.sleep(0)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-
-
-@pytest.mark.parametrize("leave", [leave_while_it_streams, leave_before_the_answer])
 @pytest.mark.usefixtures("collector")
-async def test_clients_that_leave_take_their_calls_with_them(door: Any, leave: Any) -> None:
+async def test_clients_that_leave_their_streams_take_their_calls_with_them(door: Any) -> None:
     async with (
         scripted_runtime(lambda asked: LONG, strict=False, max_num_seqs=4) as runtime,
         door(runtime) as client,
     ):
-        for _ in range(4):
-            await asyncio.gather(*(leave(client, number) for number in range(25)))
+        for _ in range(8):
+            await asyncio.gather(*(leave_while_it_streams(client, number) for number in range(25)))
         await until(lambda: nothing_left(runtime))
-        written = sum(row["output_tokens"] for row in runtime.report().to_dict()["by_name"].values())
+        written = written_in(runtime)
         served = await ask(client, messages=HI)
         assert served["choices"][0]["message"]["content"].split() == LONG.split()
-        # A hundred answers that nobody stopped would have been written to their end.
-        assert written < 25 * served["usage"]["completion_tokens"]
+        # Two hundred answers, half of them double, that nobody stopped would have been written to their end.
+        assert written < 75 * served["usage"]["completion_tokens"]
+
+
+async def test_two_hundred_clients_that_leave_the_queue_are_never_taken_out_of_it(door: Any) -> None:
+    model = Held(scripted(lambda asked: "Yes."))
+    async with scripted_runtime(model, strict=False) as runtime, door(runtime) as client:
+        model.hold(1)
+        served = asyncio.ensure_future(ask(client, messages=HI))
+        await model.held()
+        body = {"model": "scripted", "messages": HI}
+        asking = [
+            asyncio.ensure_future(client.post(CHAT, json={**body, "stream": bool(number % 2)})) for number in range(200)
+        ]
+        # While the step is held the engine is told what comes and what goes, and takes up neither.
+        worker: Any = runtime._life.worker
+        await until(lambda: len(worker._commands) == 200)
+        for each in asking:
+            each.cancel()
+        await until(lambda: len(worker._commands) == 400)
+        model.let_go()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert (await served)["choices"][0]["message"]["content"] == "Yes."
+        await until(lambda: nothing_left(runtime))
+        assert runtime.report().to_dict()["calls"] == 1
+
+
+PHASES = {"prefill": 2, "decode": 12, "just finished": 0}
+"""In which forward of its call a client leaves; 0: in the last one."""
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_hundred_clients_that_leave_in_one_phase_leave_nothing(door: Any, phase: str, stream: bool) -> None:
+    model = Held(scripted(lambda asked: "And so it goes on."))
+    async with (
+        scripted_runtime(model, strict=False, max_num_batched_tokens=16, max_num_seqs=8) as runtime,
+        door(runtime) as client,
+    ):
+        prompt = [{"role": "user", "content": "It is of many tokens. " * 5}]
+        whole = (await ask(client, messages=prompt, cache_salt="first"))["usage"]
+        prefill = -(-whole["prompt_tokens"] // 16)
+        assert prefill > PHASES["prefill"]
+        nth = PHASES[phase] or prefill + whole["completion_tokens"] - 1
+        before = runtime.report().to_dict()
+        for number in range(100):
+            model.hold(nth)
+            body = {"model": "scripted", "messages": prompt, "stream": stream, "cache_salt": f"{phase} {number}"}
+            asking = asyncio.ensure_future(client.post(CHAT, json=body))
+            await model.held()
+            asking.cancel()
+            await asyncio.sleep(0)
+            model.let_go()
+            await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: nothing_left(runtime))
+        after = runtime.report().to_dict()
+        assert after["calls"] - before["calls"] == 100
+        ended, written = (after[name] - before[name] for name in ("replies", "output_tokens"))
+        if phase == "just finished":
+            assert ended == 100
+        else:
+            # Over HTTP the server hears of it a few steps later than the client left.
+            assert ended < 50
+            assert written < 50 * whole["completion_tokens"]
+        assert (await ask(client, messages=HI))["choices"][0]["message"]["content"] == "And so it goes on."
 
 
 async def test_in_process_nothing_is_left_when_leaving_returns() -> None:
@@ -115,14 +168,16 @@ async def test_a_half_closed_connection_is_a_client_that_left(stream: bool) -> N
         for _ in range(20):
             await raw(client, {"messages": HI, "stream": stream}, half_closed=True)
         await until(lambda: nothing_left(runtime))
+        written = written_in(runtime)
         answer = await raw(client, {"messages": HI, "stream": stream})
         assert b'"finish_reason":"stop"' in answer
+        assert written < 10 * (written_in(runtime) - written)
 
 
 async def test_connections_that_are_reset_leave_nothing() -> None:
     async with scripted_runtime(lambda asked: LONG) as runtime, over_http(runtime) as client:
         body = json.dumps({"model": "scripted", "messages": HI, "stream": True}).encode()
-        for cut in (1, 30, 100, None):
+        for cut in (1, 30, 100, *[None] * 20):
             reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
             head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             writer.write((head + body)[:cut])
@@ -133,8 +188,11 @@ async def test_connections_that_are_reset_leave_nothing() -> None:
                 socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
             )  # A close that resets.
             writer.transport.abort()
-        await until(lambda: inside(runtime) == 0)
-        await ask(client, messages=HI)
+        await until(lambda: nothing_left(runtime))
+        figures = runtime.report().to_dict()
+        assert figures["calls"] > 0
+        whole = (await ask(client, messages=HI))["usage"]["completion_tokens"]
+        assert figures["output_tokens"] < 10 * whole
 
 
 async def test_a_thousand_connections_at_once_are_all_answered() -> None:
