@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -13,12 +15,21 @@ import pytest
 
 import agentkv
 from agentkv import (
+    AgentKVError,
+    BrokenLogits,
+    CapacityError,
     ConfigError,
+    ContentUnsupported,
     ContextOverflow,
+    EngineFailed,
+    GrammarDeadEnd,
+    InternalError,
     ModelNotFound,
     NotOverHTTP,
     NotStarted,
+    OutOfPages,
     PendingToolCalls,
+    PoolFull,
     QueueFull,
     RemoteRuntime,
     RequestError,
@@ -34,11 +45,11 @@ from agentkv import (
     TurnEnd,
 )
 from agentkv.clients.asgi_transport import StreamingASGITransport
-from agentkv.clients.remote.errors import error_of
 from agentkv.server import ServerConfig, create_app
 from agentkv.session import Host
 from agentkv.testing import Answer, scripted
 from support.families import Gated
+from support.held import Held
 from support.runtimes import idle_and_sound, serving
 from support.servers import over_http
 
@@ -155,17 +166,32 @@ async def test_leaving_a_stream_early_ends_the_call_at_the_server(way: Way) -> N
         assert runtime.report().to_dict()["replies"] == 1
 
 
+async def ended_early(runtime: Runtime) -> None:
+    """Nothing runs any more, and of LONG little was written."""
+    while runtime.report().to_dict()["running"]:
+        await asyncio.sleep(0)
+    figures = runtime.report().to_dict()
+    assert figures["replies"] == 0
+    assert figures["output_tokens"] < runtime.count_tokens(LONG) // 2
+
+
 async def test_a_cancelled_stream_has_a_reply_of_what_came(way: Way) -> None:
-    async with served([LONG]) as runtime, way(runtime) as remote:
+    model = Held(scripted([LONG]))
+    async with serving(model, **OPTIONS) as runtime, way(runtime) as remote:
+        model.hold(8)
         async with remote.stream(HELLO) as stream:
             first = await anext(stream)
             assert isinstance(first, TextDelta)
-            await stream.cancel()
-            reply = await stream.reply()
-        assert reply.finish_reason in ("cancelled", "stop")
-        assert LONG.startswith(reply.text)
-        while runtime.report().to_dict()["running"]:
+            await model.held()
+            cancelling = asyncio.ensure_future(stream.cancel())
             await asyncio.sleep(0)
+            model.let_go()
+            await cancelling
+            reply = await stream.reply()
+        assert reply.finish_reason == "cancelled"
+        assert reply.text
+        assert LONG.startswith(reply.text)
+        await ended_early(runtime)
 
 
 async def test_another_task_may_cancel_what_waits_for_the_first_token() -> None:
@@ -186,16 +212,20 @@ async def test_another_task_may_cancel_what_waits_for_the_first_token() -> None:
 
 
 async def test_a_stream_that_nobody_holds_any_more_ends_its_call_and_frees_its_session() -> None:
-    async with served([LONG]) as runtime, in_process(runtime) as remote:
+    model = Held(scripted([LONG]))
+    async with serving(model, **OPTIONS) as runtime, in_process(runtime) as remote:
         session = remote.session()
+        model.hold(8)
         stream: Any = session.stream("Go.")
         await anext(stream)
         assert session.busy
+        await model.held()
         del stream
         gc.collect()
         assert not session.busy
-        while runtime.report().to_dict()["running"]:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        model.let_go()
+        await ended_early(runtime)
         assert session.messages == []
 
 
@@ -452,21 +482,108 @@ async def test_before_the_start_what_the_model_knows_is_not_known() -> None:
     await remote.close()
 
 
+ERRORS: list[AgentKVError] = [
+    BrokenLogits("the model gave NaN"),
+    ContentUnsupported("message 0 holds an image_url part"),
+    ContextOverflow(9_000, 16, 2048, model="scripted", at_least=True),
+    EngineFailed("the engine died"),
+    GrammarDeadEnd("no token is left"),
+    InternalError("the tree found itself misused"),
+    OutOfPages(100, 20, needed=30, usable=20, pinned=3, pool="num_pages=21"),
+    PoolFull(5, 1, 2, 3),
+    QueueFull(7, 7),
+    RequestError("this cannot be"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_an_error_of_the_server_s_runtime_is_the_same_error_here_with_its_text_and_figures(
+    error: AgentKVError, way: Way
+) -> None:
+    async with served([error]) as runtime, way(runtime) as remote:
+        with pytest.raises(type(error)) as caught:
+            await remote.generate(HELLO)
+        assert (type(caught.value), str(caught.value)) == (type(error), str(error))
+        assert caught.value.carried == error.carried
+
+
+async def test_a_server_whose_runtime_is_closed_says_so(way: Way) -> None:
+    async with served(["Hello."]) as runtime, way(runtime) as remote:
+        await runtime.close()
+        with pytest.raises(RuntimeClosed):
+            await remote.generate(HELLO)
+
+
+# -- other servers --------------------------------------------------------------------------------------------------
+
+
+def answering(body: bytes, status: int = 200, models: bytes = b'{"data": [{"id": "m"}]}') -> StreamingASGITransport:
+    """A server of another kind, which answers each call so."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        asks = scope["method"] == "POST"
+        await send({"type": "http.response.start", "status": status if asks else 200, "headers": []})
+        await send({"type": "http.response.body", "body": body if asks else models, "more_body": False})
+
+    return StreamingASGITransport(answer)
+
+
+def event(**data: Any) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
 @pytest.mark.parametrize(
-    ("status", "detail", "error"),
+    ("status", "body", "error", "text"),
     [
-        (404, {"code": "model_not_found"}, ModelNotFound),
-        (503, {"code": "draining"}, RuntimeClosed),
-        (503, {"code": "no_room"}, agentkv.CapacityError),
-        (429, {"code": "rate_limit"}, agentkv.CapacityError),
-        (500, {"code": "engine_failed"}, agentkv.EngineFailed),
-        (500, {"code": "internal_error"}, agentkv.InternalError),
-        (None, {"type": "invalid_request_error"}, RequestError),
-        (418, {}, ServerUnreachable),
+        (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}, RequestError, "too long"),
+        (429, {"error": {"message": "slow down", "code": "rate_limit_exceeded"}}, CapacityError, "slow down"),
+        (429, {"error": {"message": "many", "code": "queue_full", "figures": {"waiting": 1}}}, CapacityError, "many"),
+        (503, {"error": {"message": "full", "code": "no_room", "figures": [1]}}, CapacityError, "full"),
+        (404, {"error": {"message": "no such model", "code": "model_not_found"}}, ModelNotFound, "no such model"),
+        (403, {"error": {"message": "not you"}}, ConfigError, "not you"),
+        (400, {"error": "a text alone"}, RequestError, "a text alone"),
+        (418, {"error": {"message": "a teapot"}}, ServerUnreachable, "a teapot"),
+        (500, {"error": ["odd"]}, ServerUnreachable, "answered 500, and not as a server"),
+        (500, ["odd"], ServerUnreachable, "answered 500, and not as a server"),
     ],
 )
-def test_each_answer_of_a_server_is_one_error(
-    status: int | None, detail: dict[str, str], error: type[Exception]
+async def test_refusals_of_other_servers_are_errors_of_a_runtime(
+    status: int, body: Any, error: type[Exception], text: str
 ) -> None:
-    made = error_of({"message": "what it says", **detail}, status)
-    assert (type(made), str(made)) == (error, "what it says")
+    transport = answering(json.dumps(body).encode(), status)
+    async with agentkv.connect("http://in.process", transport=transport) as remote:
+        with pytest.raises(error, match=text) as caught:
+            await remote.generate(HELLO)
+        assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("chunk", "text"),
+    [
+        ({"error": "overloaded"}, "overloaded"),
+        ({"error": {"message": "lost it"}}, "lost it"),
+        ({"choices": [{"index": 1, "delta": {"content": "x"}}]}, "choice 1 of 1"),
+        ({"choices": [{"index": -1, "delta": {"content": "x"}}]}, "choice -1 of 1"),
+        ({"choices": [{"index": "0", "delta": {"content": "x"}}]}, "choice '0' of 1"),
+        ({"choices": [{"index": 0, "delta": {"content": [{"type": "text"}]}}]}, "where a text belongs"),
+        ({"choices": [{"index": 0, "delta": {"tool_calls": [{"id": "c"}]}}]}, "not what a server of OpenAI's protocol"),
+        ({"choices": ["x"]}, "not what a server of OpenAI's protocol"),
+        ({"choices": 3}, "not what a server of OpenAI's protocol"),
+        ({"usage": {"prompt_tokens": "many"}}, "not what a server of OpenAI's protocol"),
+        ({"usage": [1]}, "not what a server of OpenAI's protocol"),
+    ],
+)
+async def test_chunks_that_no_server_of_this_protocol_sends_end_the_stream_with_an_error(chunk: Any, text: str) -> None:
+    body = event(choices=[{"index": 0, "delta": {"content": "Hel"}}]) + event(**chunk) + b"data: [DONE]\n\n"
+    async with agentkv.connect("http://in.process", transport=answering(body)) as remote:
+        stream = remote.stream(HELLO)
+        assert await anext(stream) == TextDelta("Hel", ())
+        with pytest.raises(ServerUnreachable, match=re.escape(text)):
+            await stream.reply()
+
+
+@pytest.mark.parametrize("models", [b'{"data": [3]}', b'{"data": {"id": "m"}}', b'{"data": [{"id": null}]}'])
+async def test_models_that_are_listed_in_another_form_are_told(models: bytes) -> None:
+    with pytest.raises(ServerUnreachable, match="lists its models as no server"):
+        async with agentkv.connect("http://in.process", transport=answering(b"", models=models)):
+            pass
