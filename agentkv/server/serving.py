@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from agentkv.errors import RuntimeClosed
+from agentkv.errors import ConfigError, RuntimeClosed
 from agentkv.runtime import Runtime
 from agentkv.tools.vocabulary import vocabulary_of
 
 from .config import ServerConfig
-from .errors import ApiError, unavailable
+from .errors import ApiError, code_of, unavailable
+from .token_texts import TokenTexts
 
 __all__ = ["Serving"]
 
@@ -27,6 +28,7 @@ class Serving:
         self.patience = config.patience
         self.draining = False
         self._served_model = config.served_model
+        self._token_texts: TokenTexts | None = None
         self._inside: set[asyncio.Task[Any]] = set()
         self._cut_off = False
         self._emptied = asyncio.Event()
@@ -41,14 +43,30 @@ class Serving:
         tokenizer = self.runtime.tokenizer
         if tokenizer is None:
             raise ValueError("this model has no tokenizer; it reads and writes token ids alone")
-        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < len(tokenizer)), None)
+        size = len(tokenizer)  # Which copies the whole vocabulary to count it.
+        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
         if unknown is not None:
-            raise ValueError(f"{unknown} is no token of this model; ids go from 0 to {len(tokenizer) - 1:,}")
+            raise ValueError(f"{unknown} is no token of this model; ids go from 0 to {size - 1:,}")
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text."""
-        return vocabulary_of(self.runtime.tokenizer).token_bytes(token_id)
+    async def token_texts(self) -> TokenTexts:
+        """For log-probabilities; made once, beside the event loop. ApiError 400 where tokens have no texts."""
+        if self._token_texts is None:
+            tokenizer = self.runtime.tokenizer
+            try:
+                if tokenizer is None:
+                    raise ConfigError("this model has no tokenizer")
+                vocabulary = await asyncio.to_thread(vocabulary_of, tokenizer)
+            except ConfigError as error:
+                raise ApiError(
+                    400,
+                    "log-probabilities come with the texts of tokens, which a fast tokenizer of transformers has, and "
+                    "this model has none; leave logprobs out",
+                    param="logprobs",
+                    code=code_of(error),
+                ) from error
+            self._token_texts = TokenTexts(vocabulary.token_bytes)
+        return self._token_texts
 
     async def require_model(self, asked: str | None) -> None:
         """Raise 404 for another model than the one that is served, None being that one; loads it first, if need be."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from agentkv import Runtime
+from support.pauses import watching
 from support.runtimes import serving
 from support.tiny_chat import tiny_chat_tokenizer
 from support.tiny_models import tiny_model
@@ -44,37 +39,6 @@ def conversation() -> list[dict[str, Any]]:
             {"role": "tool", "tool_call_id": f"c{index}", "content": "r" * 2_000},
         ]
     return [*messages, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
-
-
-@dataclass
-class Longest:
-    """Seconds between two moments in which the loop was free: of its own thread's work, and of all."""
-
-    work: float = 0.0
-    pause: float = 0.0
-
-
-@asynccontextmanager
-async def watching() -> AsyncIterator[Longest]:
-    longest = Longest()
-
-    async def watch() -> None:
-        while True:
-            wall, cpu = time.monotonic(), time.thread_time()
-            await asyncio.sleep(0)
-            longest.pause = max(longest.pause, time.monotonic() - wall)
-            longest.work = max(longest.work, time.thread_time() - cpu)
-
-    # What the tests before this one left behind is not for the collector to walk while pauses are measured.
-    gc.collect()
-    gc.freeze()
-    task = asyncio.create_task(watch())
-    try:
-        await asyncio.sleep(0)
-        yield longest
-    finally:
-        task.cancel()
-        gc.unfreeze()
 
 
 async def generated(runtime: Runtime, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from agentkv.streams import CallStream
+
 from ..answering import EventStream, Whole
+from ..bodies import LargeBodyRoute, is_large
 from ..calls import Asked, answers_of
 from ..documented import success_or_stream
 from ..effort import template_options
@@ -21,7 +25,6 @@ from .chat_request import ChatRequest
 from .chunks import streamed
 from .dialect import OPENAI
 from .head import head
-from .token_logprobs import TokenTexts
 from .usage import usage_of_answers
 
 __all__ = ["chat_router"]
@@ -29,7 +32,7 @@ __all__ = ["chat_router"]
 
 def chat_router(serving: Serving) -> APIRouter:
     """Conversations."""
-    router = APIRouter()
+    router = APIRouter(route_class=LargeBodyRoute)
 
     @router.post("/chat/completions", responses=success_or_stream(ChatCompletion), summary="Answer a conversation")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -39,13 +42,19 @@ def chat_router(serving: Serving) -> APIRouter:
         def blame(error: Exception) -> ApiError:
             return refused(error, body, prompt="messages", grammar="tools" if body.tools else "response_format")
 
-        options = body.options(await template_options(serving, body.reasoning_effort, body.chat_template_kwargs))
+        texts = await serving.token_texts() if body.logprobs else None
+        for_template = await template_options(serving, body.reasoning_effort, body.chat_template_kwargs)
+
+        def call() -> CallStream:
+            return serving.runtime.stream(body.messages, name=caller_of(request, body), **body.options(for_template))
+
         try:
-            stream = serving.runtime.stream(body.messages, name=caller_of(request, body), **options)
+            # The schemas of tools that are new are checked, which takes milliseconds each.
+            beside = bool(body.tools) or await is_large(request)
+            stream = await asyncio.to_thread(call) if beside else call()
         except (ValueError, TypeError, RecursionError) as error:
             raise blame(error) from error
         asked = Asked([stream], blame, copies=body.copies)
-        texts = TokenTexts(serving.token_bytes) if body.logprobs else None
         ids = body.return_token_ids
 
         if body.stream:

@@ -9,7 +9,8 @@ from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 
-from .token_logprobs import TokenTexts, chat_logprobs
+from ..token_texts import TokenTexts
+from .token_logprobs import chat_logprobs
 
 __all__ = ["ChatChunks", "chat_choice"]
 

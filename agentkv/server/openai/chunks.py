@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class Chunks(Protocol):
 
 async def streamed(
     asked: Asked, answer: Head, chunks_of: Callable[[int], Chunks], *, with_usage: bool
-) -> AsyncIterator[Mapping[str, Any]]:
+) -> AsyncGenerator[Mapping[str, Any]]:
     """Chunks of all choices as they come, then one of usage where it was asked for.
 
     The first chunk comes with the first token, so that what refuses or fails a call before comes before it.

@@ -9,7 +9,8 @@ from agentkv.events import StreamEvent, TextDelta, TurnEnd
 from agentkv.logprobs import TokenLogprobs
 from agentkv.reply import Reply
 
-from .token_logprobs import TokenTexts, completion_logprobs
+from ..token_texts import TokenTexts
+from .token_logprobs import completion_logprobs
 
 __all__ = ["CompletionChunks", "Echo", "completion_choice"]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ..answering import EventStream, Whole
+from ..bodies import LargeBodyRoute
 from ..calls import Asked, answers_of
 from ..documented import success_or_stream
 from ..errors import ApiError
@@ -21,7 +24,6 @@ from .completion_answer import CompletionChunks, Echo, completion_choice
 from .completion_request import CompletionRequest
 from .dialect import OPENAI
 from .head import head
-from .token_logprobs import TokenTexts
 from .usage import usage_of_answers
 
 __all__ = ["completions_router"]
@@ -29,7 +31,7 @@ __all__ = ["completions_router"]
 
 def completions_router(serving: Serving) -> APIRouter:
     """Text and token ids."""
-    router = APIRouter()
+    router = APIRouter(route_class=LargeBodyRoute)
 
     @router.post("/completions", responses=success_or_stream(Completion), summary="Continue text or token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -42,34 +44,39 @@ def completions_router(serving: Serving) -> APIRouter:
 
         try:
             streams = [serving.runtime.stream(prompt, name=name, **body.options()) for prompt in body.prompts]
-            echoes = await _echoes(serving, body)
         except (ValueError, TypeError) as error:
             raise blame(error) from error
         asked = Asked(streams, blame, copies=body.copies, prompt_only=body.prompt_only)
-        texts = TokenTexts(serving.token_bytes) if body.logprobs is not None else None
-        ids, n = body.return_token_ids, body.choices
-
-        def echo(index: int) -> Echo | None:
-            return echoes[index // n] if echoes else None
+        texts = await serving.token_texts() if body.logprobs is not None else None
+        ids = body.return_token_ids
 
         if body.stream:
             answer = head("text_completion", "cmpl", serving.model)
-            return EventStream(
-                lambda: streamed(
+
+            async def chunks() -> AsyncGenerator[Mapping[str, Any]]:
+                echoes = await _echoes(serving, body, blame)
+                made = streamed(
                     asked,
                     answer,
-                    lambda index: CompletionChunks(index, texts, echo=echo(index), token_ids=ids),
+                    lambda index: CompletionChunks(index, texts, echo=echoes[index], token_ids=ids),
                     with_usage=body.with_usage,
-                ),
+                )
+                async with aclosing(made):
+                    async for chunk in made:
+                        yield chunk
+
+            return EventStream(
+                chunks,
                 OPENAI,
                 param="prompt",
                 patience=serving.patience,
             )
 
         async def whole() -> dict[str, Any]:
+            echoes = await _echoes(serving, body, blame)
             answers = await answers_of(asked)
             choices = [
-                completion_choice(each.reply, index, texts, echo=echo(index), token_ids=ids)
+                completion_choice(each.reply, index, texts, echo=echoes[index], token_ids=ids)
                 for index, each in enumerate(answers)
             ]
             answer = head("text_completion", "cmpl", serving.model)
@@ -80,13 +87,19 @@ def completions_router(serving: Serving) -> APIRouter:
     return router
 
 
-async def _echoes(serving: Serving, body: CompletionRequest) -> list[Echo]:
+async def _echoes(
+    serving: Serving, body: CompletionRequest, blame: Callable[[Exception], ApiError]
+) -> Sequence[Echo | None]:
+    """For each choice."""
     if not body.echo:
-        return []
+        return [None] * (len(body.prompts) * body.choices)
 
     def made() -> list[Echo]:
         runtime = serving.runtime
         pairs = [(prompt, runtime.token_ids(prompt)) for prompt in body.prompts]
         return [Echo(prompt if isinstance(prompt, str) else serving.text_of(prompt), ids) for prompt, ids in pairs]
 
-    return await asyncio.to_thread(made)
+    try:
+        return [echo for echo in await asyncio.to_thread(made) for _ in range(body.choices)]
+    except (ValueError, TypeError) as error:
+        raise blame(error) from error

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import codecs
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentkv.logprobs import TokenLogprobs
 
-__all__ = ["TokenTexts", "chat_logprobs", "completion_logprobs"]
+from ..token_texts import TokenTexts
+
+__all__ = ["chat_logprobs", "completion_logprobs"]
 
 # OpenAI's API has no minus infinity, which JSON cannot hold; it gives this number for what is as good as impossible.
 _LEAST = -9999.0
-
-
-class TokenTexts:
-    """The bytes of a token, and the text that stands for it."""
-
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        self._bytes = token_bytes
-
-    def of(self, token_id: int) -> tuple[str, list[int]]:
-        """The text, with what is no whole character replaced, and the bytes."""
-        data = self._bytes(token_id)
-        return data.decode("utf-8", errors="replace"), list(data)
-
-    def reader(self, offset: int) -> OffsetReader:
-        """For tokens whose text begins at `offset` characters."""
-        return OffsetReader(self._bytes, offset)
-
-
-class OffsetReader:
-    """Where each token's text stands in the text of all of them, in characters.
-
-    A token that holds but a part of a character stands where that character does.
-    """
-
-    def __init__(self, token_bytes: Callable[[int], bytes], offset: int) -> None:
-        self._bytes, self._offset = token_bytes, offset
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def next(self, token_id: int) -> int:
-        """Of this token, which follows those given before."""
-        begins = self._offset
-        self._offset += len(self._decoder.decode(self._bytes(token_id)))
-        return begins
 
 
 def chat_logprobs(logprobs: Iterable[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:

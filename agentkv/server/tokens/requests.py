@@ -44,4 +44,4 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: StrictStr | None = None
-    tokens: Annotated[TokenIds, Field(max_length=1_000_000)]
+    tokens: Annotated[TokenIds, Field(max_length=262_144)]
