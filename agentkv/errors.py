@@ -32,7 +32,8 @@ Plain misuse of a function (a negative count, a list where a number belongs) rai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 __all__ = [
     "AgentKVError",
@@ -67,6 +68,23 @@ __all__ = [
 class AgentKVError(Exception):
     """Root of every error that agentkv raises on purpose."""
 
+    carries: ClassVar[tuple[str, ...]] = ()
+    """The attributes that say in figures or names what the message says in words."""
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """Those attributes."""
+        return {name: getattr(self, name) for name in self.carries}
+
+    @classmethod
+    def told(cls, message: str, carried: Mapping[str, Any]) -> Self:
+        """The error that another process had, by what it said and carried; KeyError where something is missing."""
+        error = cls.__new__(cls)
+        Exception.__init__(error, message)
+        for name in cls.carries:
+            setattr(error, name, carried[name])
+        return error
+
 
 class ConfigError(AgentKVError, ValueError):
     """An option is unknown, out of range, or does not go with another one."""
@@ -85,6 +103,8 @@ class ModelUnsupported(ModelError):
 
     `reason` continues a sentence that begins with the model's name: "keeps a recurrent state, …".
     """
+
+    carries = ("model", "reason")
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"{model} {reason} (docs/models.md).")
@@ -105,6 +125,8 @@ class ContextOverflow(RequestError):
 
     at_least: the prompt was so long that it was refused before it was encoded, and may have more tokens than these.
     """
+
+    carries = ("prompt_tokens", "max_tokens", "limit", "at_least")
 
     def __init__(
         self,
@@ -134,6 +156,8 @@ class ContextOverflow(RequestError):
 
 class OutOfPages(RequestError):
     """The call needs more pages than the whole pool has. needed, usable and pinned are in pages."""
+
+    carries = ("prompt_tokens", "max_tokens", "needed", "usable", "pinned")
 
     def __init__(
         self,
@@ -176,6 +200,8 @@ class PendingToolCalls(RequestError):
 class SessionBusy(AgentKVError, RuntimeError):
     """A session answers one call at a time."""
 
+    carries = ("seconds",)
+
     def __init__(self, session: str, seconds: float) -> None:
         super().__init__(
             f"session {session!r} is answering another call ({seconds:.1f} s so far). Await it, or fork() for a "
@@ -211,6 +237,8 @@ class CapacityError(AgentKVError):
 class QueueFull(CapacityError):
     """As many calls are waiting as max_queue allows, and on_full="raise" was asked for."""
 
+    carries = ("waiting", "limit")
+
     def __init__(self, waiting: int, limit: int) -> None:
         super().__init__(
             f"{waiting} calls are waiting and max_queue is {limit}. Try again later, or open the Runtime with "
@@ -222,6 +250,8 @@ class QueueFull(CapacityError):
 
 class PoolFull(CapacityError):
     """Pages were wanted and could not be had, even by eviction. Figures are in pages."""
+
+    carries = ("needed", "free", "evictable", "pinned")
 
     def __init__(self, needed: int, free: int, evictable: int, pinned: int) -> None:
         super().__init__(
@@ -240,6 +270,8 @@ class InternalError(AgentKVError):
 
 class NotOverHTTP(AgentKVError, RuntimeError):
     """What was asked needs the model's tokens or its engine, which stay with the server."""
+
+    carries = ("what",)
 
     def __init__(self, what: str, instead: str) -> None:
         """instead: what to do, as it continues a sentence."""

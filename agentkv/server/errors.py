@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from agentkv.errors import (
     AgentKVError,
@@ -59,10 +60,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        figures: Mapping[str, Any] | None = None,
     ) -> None:
+        """figures: what the message says in words."""
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
-        self.headers = dict(headers or {})
+        self.headers, self.figures = dict(headers or {}), dict(figures or {})
 
 
 def api_error(error: BaseException, *, param: str | None = None) -> ApiError:
@@ -73,18 +76,18 @@ def api_error(error: BaseException, *, param: str | None = None) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError | GrammarDeadEnd):
-        return ApiError(400, str(error), param=param, code=code_of(error))
+        return ApiError(400, str(error), param=param, code=code_of(error), figures=error.carried)
     if isinstance(error, QueueFull):
         return ApiError(
-            429, str(error), type="rate_limit_error", code=code_of(error),
+            429, str(error), type="rate_limit_error", code=code_of(error), figures=error.carried,
             headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
         )  # fmt: skip
     if isinstance(error, RuntimeClosed):
         return unavailable("the server is closing", code=code_of(error))
     if isinstance(error, CapacityError):
-        return unavailable(str(error), code=code_of(error))
+        return unavailable(str(error), code=code_of(error), figures=error.carried)
     if isinstance(error, EngineFailed | AgentKVError):
-        return ApiError(500, str(error), type="server_error", code=code_of(error))
+        return ApiError(500, str(error), type="server_error", code=code_of(error), figures=error.carried)
     # A bug of ours: what it says may hold anything, so it goes to the log and not to the client.
     _log.error("a request ended by an unexpected error", exc_info=error)
     return ApiError(500, "an internal error; the server's log has it", type="server_error", code="internal_error")
@@ -95,6 +98,7 @@ def code_of(error: AgentKVError) -> str:
     return _CODES.get(type(error)) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
-def unavailable(message: str, *, code: str) -> ApiError:
+def unavailable(message: str, *, code: str, figures: Mapping[str, Any] | None = None) -> ApiError:
     """503 with Retry-After."""
-    return ApiError(503, message, type="server_error", code=code, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    return ApiError(503, message, type="server_error", code=code, headers=headers, figures=figures)

@@ -508,7 +508,7 @@ async def test_an_error_of_the_server_s_runtime_is_the_same_error_here_with_its_
 
 
 async def test_a_server_whose_runtime_is_closed_says_so(way: Way) -> None:
-    async with served(["Hello."]) as runtime, way(runtime) as remote:
+    async with Runtime(scripted(["Hello."]), **OPTIONS) as runtime, way(runtime) as remote:
         await runtime.close()
         with pytest.raises(RuntimeClosed):
             await remote.generate(HELLO)

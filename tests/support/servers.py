@@ -92,7 +92,7 @@ def refusal_of(response: httpx.Response, status: int) -> dict[str, Any]:
     body = response.json()
     assert list(body) == ["error"]
     error: dict[str, Any] = body["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) - {"figures"} == {"message", "type", "param", "code"}
     assert isinstance(error["message"], str)
     assert error["message"]
     assert isinstance(error["type"], str)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from agentkv.chat.call_reader import malformed_call
+from agentkv.errors import ServerUnreachable
 from agentkv.events import ReasoningDelta, StreamEvent, TextDelta, ToolCallDelta
 from agentkv.reply import FinishReason, Reply
 from agentkv.tool_calls import ToolCall
@@ -41,10 +42,15 @@ class Answer:
         self._usage = Usage()
 
     def read(self, chunk: Mapping[str, Any]) -> list[StreamEvent]:
-        """What a chunk adds, of chat or of a plain completion."""
-        if chunk.get("usage"):
-            self._usage = _usage(chunk["usage"])
-        return [event for choice in chunk.get("choices", ()) for event in self._of(choice)]
+        """What a chunk adds, of chat or of a plain completion. ServerUnreachable for what is none."""
+        try:
+            if chunk.get("usage"):
+                self._usage = _usage(chunk["usage"])
+            return [event for choice in chunk.get("choices") or () for event in self._of(choice)]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ServerUnreachable(
+                f"the answer is not what a server of OpenAI's protocol sends: {type(error).__name__} {error}"
+            ) from error
 
     def replies(self, *, ttft: float | None, duration: float) -> list[Reply]:
         """Those of all choices; one that has no end yet was cancelled. Seconds are those of the client.
@@ -56,21 +62,23 @@ class Answer:
 
     def _of(self, choice: Mapping[str, Any]) -> list[StreamEvent]:
         index = choice.get("index", 0)
+        if index not in range(len(self._choices)):
+            raise LookupError(f"choice {index!r} of {len(self._choices)}")
         state = self._choices[index]
         delta = choice.get("delta") or {}
         events: list[StreamEvent] = []
-        if reasoning := delta.get("reasoning_content"):
+        if reasoning := _text(delta.get("reasoning_content")):
             state.reasoning.append(reasoning)
             events.append(ReasoningDelta(reasoning, (), index))
-        if text := delta.get("content") or choice.get("text"):
+        if text := _text(delta.get("content")) or _text(choice.get("text")):
             state.texts.append(text)
             events.append(TextDelta(text, (), index))
         for part in delta.get("tool_calls") or ():
-            call = state.calls.setdefault(part["index"], _Call())
+            call = state.calls.setdefault(int(part["index"]), _Call())
             function = part.get("function") or {}
-            call.id = part.get("id") or call.id
-            call.name = function.get("name") or call.name
-            call.arguments.append(function.get("arguments") or "")
+            call.id = _text(part.get("id")) or call.id
+            call.name = _text(function.get("name")) or call.name
+            call.arguments.append(_text(function.get("arguments")))
             events.append(ToolCallDelta(index, call.id, call.name, call.arguments[-1]))
         if ended := choice.get("finish_reason"):
             state.finish_reason = ended if ended in ("stop", "length", "tool_calls", "cancelled") else "stop"
@@ -87,6 +95,12 @@ class Answer:
             reasoning="".join(state.reasoning) if state.reasoning else None,
             tool_calls=tuple(check_call(call, self._tools, self._denied) for call in calls),
         )
+
+
+def _text(told: object) -> str:
+    if told is not None and not isinstance(told, str):
+        raise TypeError(f"{told!r:.60} where a text belongs")
+    return told or ""
 
 
 def _usage(told: Mapping[str, Any]) -> Usage:

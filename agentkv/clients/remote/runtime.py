@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Self, overload
 
 from agentkv.chat import normalise, without_implicit
-from agentkv.errors import ModelNotFound, NotOverHTTP, NotStarted
+from agentkv.errors import ModelNotFound, NotOverHTTP, NotStarted, ServerUnreachable
 from agentkv.reply import Reply
 from agentkv.runtime.prompt import Prompt, is_messages
 from agentkv.session import CallOptions, Conversation
@@ -67,8 +67,12 @@ class RemoteRuntime:
         models = listed.get("data") if isinstance(listed, dict) else None
         if not models:
             raise ModelNotFound(f"{self._connection.url} serves no model")
-        self._model = str(models[0]["id"])
-        self._context_limit = models[0].get("max_model_len")
+        first = models[0] if isinstance(models, list) else None
+        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+            raise ServerUnreachable(f"{self._connection.url} lists its models as no server of OpenAI's protocol does")
+        self._model = first["id"]
+        length = first.get("max_model_len")
+        self._context_limit = length if isinstance(length, int) else None
 
     async def close(self) -> None:
         """Hang up: calls that are still running raise RuntimeClosed. The server goes on. Twice is harmless."""

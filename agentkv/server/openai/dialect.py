@@ -20,6 +20,7 @@ class _Detail(BaseModel):
     type: str
     param: str | None = None
     code: str | None = None
+    figures: dict[str, Any] | None = None
 
 
 class ErrorBody(BaseModel):
@@ -29,7 +30,8 @@ class ErrorBody(BaseModel):
 
 
 def _error_body(error: ApiError) -> dict[str, Any]:
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": told | ({"figures": error.figures} if error.figures else {})}
 
 
 def _event(data: Mapping[str, Any]) -> bytes:
