@@ -18,22 +18,57 @@ _CHOICES = ("auto", "none", "required")
 TokenId = Annotated[int, Field(strict=True, ge=0, le=INT64)]
 TokenIds = list[TokenId]
 
+_TEXT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            },
+        },
+    ]
+}
+_CALL: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "type", "function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+        },
+    },
+}
+
+
+def _of_role(*roles: str, required: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["role", "content", *required],
+        "properties": {"role": {"enum": list(roles)}, "content": _TEXT, "name": {"type": "string"}, **properties},
+    }
+
+
 Message = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
-            "type": "object",
-            "required": ["role"],
-            "properties": {
-                "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-                "content": {
-                    "anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "object"}}]
-                },
-                "name": {"type": "string"},
-                "tool_calls": {"type": "array", "items": {"type": "object"}},
-                "tool_call_id": {"type": "string"},
-                "reasoning_content": {"type": "string"},
-            },
+            "anyOf": [
+                _of_role("system", "developer", "user"),
+                _of_role(
+                    "assistant",
+                    content={"anyOf": [*_TEXT["anyOf"], {"type": "null"}]},
+                    reasoning_content={"type": "string"},
+                    tool_calls={"type": "array", "items": _CALL},
+                ),
+                _of_role("tool", required=["tool_call_id"], tool_call_id={"type": "string"}),
+            ]
         }
     ),
 ]
