@@ -301,6 +301,8 @@ def _load_model(where: str, name: str, options: LoadOptions, dtype: torch.dtype)
             revision=options.revision or "main",
             trust_remote_code=options.trust_remote_code,
             local_files_only=options.local_files_only,
+            # Said once more for the question whether it is an adapter, which is asked of the hub without it.
+            adapter_kwargs={"local_files_only": True} if options.local_files_only else None,
             output_loading_info=True,
         )
     except ValueError as error:

@@ -312,6 +312,11 @@ def test_a_hub_model_in_the_cache_is_served_and_one_that_is_not_is_not_found(
         resolve("someone/other", store=store).load(ON_CPU)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.get_session", lambda: NoNetwork())
+
+    def sleep(seconds: float) -> None:
+        pytest.fail("the hub, which was found out of reach, is asked again and again, with waits in between")
+
+    monkeypatch.setattr("time.sleep", sleep)
     assert resolve("someone/tiny", store=store).load(ON_CPU).weights_digest == loaded.weights_digest
     with pytest.raises(ModelNotFound, match=r"the hub cannot be reached \(ConnectionError: no route\)"):
         resolve("someone/other", store=store).load(ON_CPU)
