@@ -253,15 +253,21 @@ class Scribe:
         return text.removesuffix(self.template.traits(kwargs).end_of_turn)
 
     def after_reply(
-        self, prompt: TurnPrompt, num_messages: int, whole_token_ids: Sequence[int], cut_text: str
+        self,
+        prompt: TurnPrompt,
+        prompt_ids: array[int],
+        num_messages: int,
+        whole_token_ids: Sequence[int],
+        cut_text: str,
     ) -> Ledger:
         """The ledger once the prompt was answered; the reply is message number `num_messages`, the last.
 
+        prompt_ids: those of the prompt once more, which an array copies at once; it is not changed
         whole_token_ids: the produced ids that lie wholly in the reply's text, without the end token
         cut_text: text behind them that is part of the reply, because it was ended inside a token; encoded anew
         """
         seam = self._encode(cut_text) if cut_text else []
-        token_ids = array("i", (*prompt.token_ids, *whole_token_ids, *seam))
+        token_ids = prompt_ids + array("i", (*whole_token_ids, *seam))
         return Ledger(
             token_ids,
             num_messages,

@@ -122,6 +122,7 @@ class _Asked:
 
     before: Conversation
     prompt: TurnPrompt
+    prompt_ids: array[int]
     key: bytes
     """Of the conversation, under which what is produced is kept; of no use where the ids leave the template."""
     seam_tokens: int
@@ -174,16 +175,13 @@ class PlainTurn:
         options, asked = self._options, self._asked
         encoded = self._encode_now()
         if encoded is None:
-            token_ids, self._seam_tokens = await asyncio.to_thread(self._write, served)
+            token_ids, self._seam_tokens, seed = await asyncio.to_thread(self._write, served)
         else:
-            token_ids = encoded
+            token_ids, seed = encoded, self._seed(encoded)
             if isinstance(asked, str) and served.texts.differs(asked, token_ids, options.cache_salt):
                 self._seam_tokens = await asyncio.to_thread(self._seam, served, token_ids)
         self._token_ids = token_ids
         params = with_max_tokens(options.params, len(token_ids), options.n, served, use_cache=options.cache)
-        seed = params.seed
-        if seed is None:
-            seed = self._host.seed_of(array("q", token_ids).tobytes(), options.name)
         masks = served.scripted(lambda: self._asked, options.template_kwargs)
         if masks is None and options.answer_format is not None:
             masks = await asyncio.to_thread(served.formed_text, options.answer_format)
@@ -194,12 +192,16 @@ class PlainTurn:
             )
         )  # fmt: skip
 
-    def _write(self, served: Served) -> tuple[tuple[int, ...], int]:
-        """The ids, and how many of them are others than were produced. Beside the event loop."""
+    def _write(self, served: Served) -> tuple[tuple[int, ...], int, int]:
+        """The ids, how many of them are others than were produced, and the seed. Beside the event loop."""
         if isinstance(self._asked, str):
             refuse_too_long(self._options.params, served.scribe.fewest(self._asked), served)
         token_ids = self._encode(served)
-        return token_ids, self._seam(served, token_ids)
+        return token_ids, self._seam(served, token_ids), self._seed(token_ids)
+
+    def _seed(self, token_ids: tuple[int, ...]) -> int:
+        given = self._options.params.seed
+        return given if given is not None else self._host.seed_of(array("q", token_ids).tobytes(), self._options.name)
 
     def _seam(self, served: Served, token_ids: tuple[int, ...]) -> int:
         if not isinstance(self._asked, str):
@@ -345,15 +347,16 @@ class ChatTurn:
         seam = sum(served.texts.seam_of_reply(text, served.scribe.encode, salt) for text in foreign)
         if not keys and prompt.ledger.follows_template:
             keys = keys_of(before.messages, schemas, kwargs, salt)
-        given = options.params.seed
+        given, prompt_ids = options.params.seed, array("i", prompt.token_ids)
         return _Asked(
             before,
             prompt,
+            prompt_ids,
             key=keys[-1] if keys else b"",
             seam_tokens=prompt.seam_tokens + seam,
             traits=served.scribe.template.traits(kwargs),
             marker_tokens=served.marker_tokens(kwargs),
-            id_seed=xxh3_64_intdigest(array("i", prompt.token_ids).tobytes()),
+            id_seed=xxh3_64_intdigest(prompt_ids.tobytes()),
             seed=given if given is not None else self._seed(prompt.token_ids),
         )
 
@@ -383,7 +386,9 @@ class ChatTurn:
             (said,) = normalise([reply.message])
             after = asked.before.then(said)
             whole = reply.token_ids[: update.whole_tokens]
-            ledger = self._served.scribe.after_reply(asked.prompt, len(after.messages), whole, update.cut_text)
+            ledger = self._served.scribe.after_reply(
+                asked.prompt, asked.prompt_ids, len(after.messages), whole, update.cut_text
+            )
             after = replace(after, ledger=ledger)
             # A message that says less than the ids do is not what they are looked for by.
             if (reply.finish_reason != "cancelled" or reply.token_ids) and len(calls) == len(turn.calls):
