@@ -1,6 +1,6 @@
 """OpenAI's protocol over a Runtime, as an ASGI application: for HTTP, and for clients in the same process."""
 
 from .app import create_app
-from .config import ServerConfig
+from .config import Patience, ServerConfig
 
-__all__ = ["ServerConfig", "create_app"]
+__all__ = ["Patience", "ServerConfig", "create_app"]
