@@ -13,7 +13,7 @@ from .messages import (
 )
 from .reader import ReadTurn, TurnReader
 from .reasoning import ReasoningMarkers
-from .template import ChatTemplate, Traits
+from .template import ChatTemplate, TemplateKwargs, Traits
 
 __all__ = [
     "ChatTemplate",
@@ -23,6 +23,7 @@ __all__ = [
     "ReadTurn",
     "ReasoningMarkers",
     "Scribe",
+    "TemplateKwargs",
     "Traits",
     "TurnPrompt",
     "TurnReader",

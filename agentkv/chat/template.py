@@ -7,6 +7,7 @@ is declared anywhere, so each trait is found by rendering a small conversation w
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -25,7 +26,7 @@ from .call_formats import CALL_FORMATS, closing_marker, format_of, markers, rend
 from .messages import Message, MessageCall, without_implicit
 from .reasoning import ReasoningMarkers, reasoning_markers, starts_inside
 
-__all__ = ["ChatTemplate", "Traits"]
+__all__ = ["ChatTemplate", "TemplateKwargs", "Traits"]
 
 _log = logging.getLogger("agentkv")
 
@@ -106,6 +107,20 @@ class Traits:
         return starts_inside(self.opening, self.reasoning)
 
 
+class TemplateKwargs(dict[str, Any]):
+    """The kwargs of one call, which are looked up with every rendering: their digest is made once.
+
+    Nothing in them changes meanwhile.
+    """
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Equal for equal kwargs in any order. No two that differ share it, on purpose neither."""
+        if not self:
+            return b""
+        return blake2b(repr(sorted(self.items())).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
 class ChatTemplate:
     """Renders conversations by one tokenizer's template, or by another given instead. Called from any thread."""
 
@@ -156,7 +171,7 @@ class ChatTemplate:
         The first time costs about ten small renderings for each set of kwargs, and waits while another one is learnt:
         beside the event loop, in a thread. The latest 64 sets are known.
         """
-        key = _digest(kwargs)
+        key = (kwargs if isinstance(kwargs, TemplateKwargs) else TemplateKwargs(kwargs or {})).digest
         traits = self._traits.get(key)
         if traits is not None:
             return traits
@@ -286,13 +301,6 @@ class ChatTemplate:
             **(kwargs or {}),
         )
         return text
-
-
-def _digest(kwargs: Mapping[str, Any] | None) -> bytes:
-    """Equal for equal kwargs in any order. No two that differ are likely to share it, on purpose neither."""
-    if not kwargs:
-        return b""
-    return blake2b(repr(sorted(kwargs.items())).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _implicit_system(render: Any) -> str | None:

@@ -15,6 +15,7 @@ from agentkv.chat import (
     Ledger,
     Message,
     MessageCall,
+    TemplateKwargs,
     Traits,
     TurnPrompt,
     TurnReader,
@@ -326,7 +327,7 @@ class ChatTurn:
 
     def _write(self, served: Served, entered: Conversation) -> _Asked:
         options, in_session = self._options, self._in_session
-        schemas, kwargs, salt = options.schemas, options.template_kwargs, options.cache_salt
+        schemas, kwargs, salt = options.schemas, TemplateKwargs(options.template_kwargs), options.cache_salt
         before = self._of_entered(entered)
         keys: list[bytes] = []
         if not before.ledger.num_messages:

@@ -78,6 +78,20 @@ async def test_a_session_of_megabytes_does_so_too() -> None:
         assert longest.pause < 0.5
 
 
+async def test_options_of_a_template_are_written_out_a_few_times_for_a_call_and_not_with_every_rendering() -> None:
+    class Counting:
+        written = 0
+
+        def __repr__(self) -> str:
+            Counting.written += 1
+            return "an option of megabytes"
+
+    async with serving(tiny_model("llama"), tokenizer=tiny_chat_tokenizer(), chat_template=LAST_TWO) as runtime:
+        await runtime.generate(conversation()[-1:], chat_template_kwargs={"odd": Counting()}, max_tokens=1)
+        # For what the template can say, and for what the conversation is found by.
+        assert Counting.written <= 2
+
+
 async def test_a_long_list_of_messages_means_what_it_held_when_the_stream_was_made() -> None:
     messages = [{"role": role, "content": role} for role in ("user", "assistant") * 30]
     messages.append({"role": "user", "content": "Hello."})
