@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import socket
 from types import FrameType
 
@@ -14,6 +13,7 @@ from agentkv.errors import ConfigError
 
 from .config import ServerConfig
 from .openai import OPENAI
+from .reading import reader_of
 from .serving import Serving
 
 __all__ = ["Server", "bound_socket"]
@@ -42,15 +42,6 @@ def bound_socket(config: ServerConfig) -> socket.socket:
     return listening
 
 
-def _reader() -> type[asyncio.Protocol] | str:
-    """What reads requests: ours over httptools, or where that is not installed h11, which is slower and ends heads."""
-    if importlib.util.find_spec("httptools") is None:
-        return "h11"
-    from .reading import reader_of
-
-    return reader_of(OPENAI)
-
-
 class Server(uvicorn.Server):
     """Drains: while what runs goes on to its end, new requests get 503, so that a balancer sends them elsewhere.
 
@@ -60,7 +51,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         super().__init__(
             uvicorn.Config(
-                app, http=_reader(), log_config=None, access_log=False, lifespan="off", server_header=False,
+                app, http=reader_of(OPENAI), log_config=None, access_log=False, lifespan="off", server_header=False,
                 timeout_keep_alive=65, timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
