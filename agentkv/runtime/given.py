@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from agentkv.chat import Message, normalise, without_implicit
+from agentkv.chat import Message, normalise, plain_copy, without_implicit
 from agentkv.report import Report, ServedBy
+from agentkv.session import Conversation
 
-__all__ = ["check_since", "first_messages"]
+__all__ = ["GivenConversation", "check_since", "first_messages"]
+
+_FEW_MESSAGES = 32
+"""Up to so many messages are read when a call is made; of more the reading is left to a thread."""
+
+
+class GivenConversation:
+    """The messages of a call, as they are when this is made: what their owner does to them later changes nothing."""
+
+    def __init__(self, messages: Sequence[object], *, model: str) -> None:
+        """Raises RequestError for what is no message, where they are few or cannot be copied unread."""
+        self._model = model
+        self._copied = plain_copy(messages) if len(messages) > _FEW_MESSAGES else None
+        self._read = self._conversation(messages) if self._copied is None else None
+
+    def read(self) -> Conversation:
+        """Raises RequestError for what is no message. O(messages), so beside the event loop."""
+        return self._read if self._read is not None else self._conversation(self._copied or ())
+
+    def _conversation(self, messages: Sequence[object]) -> Conversation:
+        return Conversation(without_implicit(normalise(messages, model=self._model)))
 
 
 def check_since(since: object, served_by: ServedBy) -> None:

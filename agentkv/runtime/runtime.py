@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, overload
 from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
-from agentkv.chat import normalise, plain_copy, without_implicit
+from agentkv.chat import normalise, without_implicit
 from agentkv.errors import AgentKVError
 from agentkv.policies import Policy
 from agentkv.reply import Reply
@@ -33,7 +33,7 @@ from agentkv.tools import as_tools
 
 from .admission import Gate, Rate, RateLimits
 from .config import RuntimeConfig, read_template
-from .given import check_since, first_messages
+from .given import GivenConversation, check_since, first_messages
 from .handle import RuntimeHandle
 from .life import Life
 from .opened import Opened
@@ -43,9 +43,6 @@ __all__ = ["Runtime"]
 
 _INLINE_LENGTH = 2_000
 """Up to so many characters or ids a prompt is encoded on the event loop, which costs less than a change of thread."""
-
-_INLINE_MESSAGES = 32
-"""Up to so many messages are read when a call is made; of more the reading is left to a thread."""
 
 
 class Runtime(RuntimeHandle):
@@ -341,22 +338,16 @@ class Runtime(RuntimeHandle):
         return CallStream(turn, timeout)
 
     def _chat_turn(self, prompt: Sequence[Any], options: CallOptions) -> ChatTurn:
-        name = self._life.name
-
-        def conversation(messages: Sequence[Any]) -> Conversation:
-            return Conversation(without_implicit(normalise(messages, model=name)))
-
-        copied = plain_copy(prompt) if len(prompt) > _INLINE_MESSAGES else None
-        asked = Conversation() if copied is not None else conversation(prompt)
+        given = GivenConversation(prompt, model=self._life.name)
         return ChatTurn(
             self,
-            lambda: asked,
+            Conversation,
             options,
             exact=False,
             in_session=False,
             seed=lambda token_ids: self.seed_of(array("q", token_ids).tobytes(), options.name),
             told=lambda answered: None,
-            read=lambda entered: entered if copied is None else conversation(copied),
+            read=lambda nothing_yet: given.read(),
         )
 
     def session(
@@ -414,15 +405,9 @@ class Runtime(RuntimeHandle):
     def open_turn(self, turn: SessionTurn) -> Stream:
         """The stream of one more reply to a session's conversation, by this model."""
         chat = ChatTurn(
-            self,
-            turn.enter,
-            turn.options,
-            exact=turn.exact,
-            seed=lambda token_ids: turn.seed(),
-            told=turn.told,
-            denied=turn.denied,
-            left=turn.left,
-        )
+            self, turn.enter, turn.options, exact=turn.exact, seed=lambda token_ids: turn.seed(), told=turn.told,
+            denied=turn.denied, left=turn.left,
+        )  # fmt: skip
         return CallStream(chat, turn.timeout)
 
     def count_tool_calls(self, counts: ToolCallCounts) -> None:

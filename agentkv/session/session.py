@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, Self, overload
@@ -28,8 +27,6 @@ from .state import Place, SessionState
 from .turns import Answered, Conversation, PlainTurn, SessionTurn, known
 
 __all__ = ["Content", "Mark", "Session"]
-
-_log = logging.getLogger("agentkv")
 
 Content = str | Sequence[Any] | Mapping[str, Any] | None
 """Text, a list of text parts, a message, a list of messages, or None: go on from what is there."""
@@ -429,16 +426,6 @@ class Session(SessionHandle):
         place = prompt.change.message + len(self._visible()) - len(self._state.conversation.messages)
         rewritten = Rewritten(place, prompt.change.dropped, tokens, kept=self._exact)
         self._state.count_rewritten(rewritten)
-        if self._exact and self._state.first_warning():
-            _log.warning(
-                "session %r keeps %d tokens that the chat template would have dropped from earlier turns, from message "
-                "%d on, of which it renders the %s no more, so that what is cached stays the beginning of the prompt; "
-                'history="template" follows the template instead',
-                self._state.label,
-                tokens,
-                place,
-                "same form" if rewritten.dropped == "form" else rewritten.dropped,
-            )
 
     def _count_errors(self, counts: ToolCallCounts) -> None:
         self._state.count(tool_calls=counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from .marks import Lineage, Mark
 from .turns import Conversation
 
 __all__ = ["Place", "SessionState"]
+
+_log = logging.getLogger("agentkv")
 
 _idents = itertools.count()
 
@@ -173,12 +176,25 @@ class SessionState:
                 self._tool_calls += tool_calls
 
     def count_rewritten(self, rewritten: Rewritten) -> None:
-        """What a template changed in the prompt of a call; what was given up adds up, what is kept stands there."""
+        """What a template changed in the prompt of a call; what was given up adds up, what is kept stands there.
+
+        Of what is kept the log tells once.
+        """
         with self._lock:
             former = self._rewritten
             if former is not None and not rewritten.kept:
                 rewritten = replace(rewritten, tokens=former.tokens + rewritten.tokens)
             self._rewritten = rewritten
+        if rewritten.kept and self.first_warning():
+            _log.warning(
+                "session %r keeps %d tokens that the chat template would have dropped from earlier turns, from message "
+                "%d on, of which it renders the %s no more, so that what is cached stays the beginning of the prompt; "
+                'history="template" follows the template instead',
+                self._label,
+                rewritten.tokens,
+                rewritten.message,
+                "same form" if rewritten.dropped == "form" else rewritten.dropped,
+            )
 
     def first_warning(self) -> bool:
         """True once, for a session and all its forks together."""
