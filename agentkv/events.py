@@ -37,7 +37,8 @@ class ReasoningDelta:
 class ToolCallDelta:
     """More of a call that the model is writing: deltas of one `id` belong together.
 
-    The arguments_texts joined are the JSON of the arguments as the model writes them, not yet checked.
+    The arguments_texts joined are the JSON of the arguments as the model writes them, not yet checked. A call that
+    has no readable name is one delta, with the name "" and all that the model wrote.
     """
 
     index: int

@@ -43,6 +43,7 @@ _ELSEWHERE = {
     "n": "a session has one answer at a time: session.fork(n) gives n sessions that answer side by side, "
     "runtime.generate(..., n=...) n answers",
     "tool_choice": "tool_choice goes to a call, or to runtime.session(tool_choice=...)",
+    "parallel_tool_calls": "parallel_tool_calls goes to runtime.generate() and runtime.stream()",
     "max_turns": "max_turns goes to session.run() or run_stream()",
     "timeout": "timeout goes to each call: generate(), ask(), run(), stream()",
 }

@@ -136,6 +136,22 @@ async def test_a_list_of_calls_is_closed_behind_the_first_where_there_may_be_one
     assert "weather" not in written
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_of_calls_that_stand_bare_the_first_is_told_where_there_may_be_one(stream: bool) -> None:
+    bare = (
+        "{% for m in messages %}{{ m.role + ': ' }}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+        "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    two = '[{"name": "clock", "arguments": {}}, {"name": "weather", "arguments": {"place": "A"}}]'
+    async with scripted_runtime(scripted(lambda asked: two, template=bare)) as runtime, in_process(runtime) as client:
+        for parallel, names in ((False, ["clock"]), (True, ["clock", "weather"])):
+            asked = {"messages": HI, "tools": TOOLS, "parallel_tool_calls": parallel}
+            message, _ = await answered(client, stream, **asked)
+            assert [call["function"]["name"] for call in message["tool_calls"]] == names
+
+
 async def test_a_turn_sent_with_the_last_token_of_the_one_before_hits_wholly_a_hundred_times(door: Any) -> None:
     async with scripted_runtime(lambda asked: "There it is.") as runtime, door(runtime) as client:
         for number in range(100):

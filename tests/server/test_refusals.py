@@ -263,18 +263,6 @@ async def test_a_call_that_fails_in_the_engine_fails_alone(door: Any, stream: bo
         await ask(client, messages=HI)
 
 
-async def test_a_stream_goes_on_whole_across_a_preemption(door: Any) -> None:
-    long = "One, two, three, four, five, six, seven, eight, nine, ten."
-    async with scripted_runtime(lambda asked: long) as runtime, door(runtime) as client:
-        with fail_allocation(runtime, 6) as pool:
-            streams = await asyncio.gather(*(events_of(client, CHAT, messages=HI, user=str(n)) for n in range(3)))
-        assert pool.failed
-    for *chunks, done in streams:
-        assert done == "[DONE]"
-        deltas = [choice["delta"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
-        assert "".join(delta.get("content") or "" for delta in deltas) == long
-
-
 async def test_a_full_queue_is_429_with_when_to_come_again(door: Any) -> None:
     async with scripted_runtime(lambda asked: "Yes.", max_queue=1, max_num_seqs=1) as runtime, door(runtime) as client:
         body = {"model": "scripted", "messages": HI}
