@@ -28,10 +28,11 @@ def refuse_other_pages(scope: Scope, headers: Headers, config: ServerConfig) -> 
     if config.api_keys:
         return
     host = headers.get("host", "")
-    if config.is_loopback and host and _name_of(host) not in _LOCAL | _own_names(scope, config):
+    name = _name_of(host)
+    if host and name not in _LOCAL and config.is_loopback and name not in _own_names(scope, config):
         raise ApiError(
             403,
-            f"this server answers to localhost, 127.0.0.1, [::1] and {config.host}, and not to {_name_of(host)!r}; "
+            f"this server answers to localhost, 127.0.0.1, [::1] and {config.host}, and not to {name!r}; "
             f"behind a proxy give it a key, or the proxy one of these names in Host",
             code="unknown_host",
         )

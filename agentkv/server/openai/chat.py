@@ -11,7 +11,7 @@ from starlette.responses import Response
 from agentkv.streams import CallStream
 
 from ..answering import EventStream, Whole
-from ..bodies import LargeBodyRoute, is_large
+from ..bodies import is_large
 from ..calls import Asked, answers_of
 from ..documented import success_or_stream
 from ..effort import template_options
@@ -27,12 +27,11 @@ from .dialect import OPENAI
 from .head import head
 from .usage import usage_of_answers
 
-__all__ = ["chat_router"]
+__all__ = ["add_chat"]
 
 
-def chat_router(serving: Serving) -> APIRouter:
+def add_chat(router: APIRouter, serving: Serving) -> None:
     """Conversations."""
-    router = APIRouter(route_class=LargeBodyRoute)
 
     @router.post("/chat/completions", responses=success_or_stream(ChatCompletion), summary="Answer a conversation")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -75,5 +74,3 @@ def chat_router(serving: Serving) -> APIRouter:
             return answer.with_choices(choices, usage=usage_of_answers(answers))
 
         return Whole(whole, OPENAI, param="messages")
-
-    return router

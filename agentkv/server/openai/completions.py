@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ..answering import EventStream, Whole
-from ..bodies import LargeBodyRoute
 from ..calls import Asked, answers_of
 from ..documented import success_or_stream
 from ..errors import ApiError
@@ -26,12 +25,11 @@ from .dialect import OPENAI
 from .head import head
 from .usage import usage_of_answers
 
-__all__ = ["completions_router"]
+__all__ = ["add_completions"]
 
 
-def completions_router(serving: Serving) -> APIRouter:
+def add_completions(router: APIRouter, serving: Serving) -> None:
     """Text and token ids."""
-    router = APIRouter(route_class=LargeBodyRoute)
 
     @router.post("/completions", responses=success_or_stream(Completion), summary="Continue text or token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -83,8 +81,6 @@ def completions_router(serving: Serving) -> APIRouter:
             return answer.with_choices(choices, usage=usage_of_answers(answers))
 
         return Whole(whole, OPENAI, param="prompt")
-
-    return router
 
 
 async def _echoes(

@@ -11,12 +11,11 @@ from ..documented import success
 from ..serving import Serving
 from .answers import Model, ModelList
 
-__all__ = ["models_router"]
+__all__ = ["add_models"]
 
 
-def models_router(serving: Serving) -> APIRouter:
+def add_models(router: APIRouter, serving: Serving) -> None:
     """The one model that is served."""
-    router = APIRouter()
 
     @router.get("/models", summary="The model that is served", responses=success(ModelList))
     async def models() -> JSONResponse:
@@ -27,8 +26,6 @@ def models_router(serving: Serving) -> APIRouter:
     async def model(model: str) -> JSONResponse:
         await serving.require_model(model)
         return JSONResponse(_model(serving))
-
-    return router
 
 
 def _model(serving: Serving) -> dict[str, Any]:
