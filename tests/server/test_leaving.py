@@ -127,7 +127,8 @@ async def test_a_hundred_clients_that_leave_in_one_phase_leave_nothing(door: Any
             await asyncio.sleep(0)
             model.let_go()
             await asyncio.gather(asking, return_exceptions=True)
-        await until(lambda: nothing_left(runtime))
+            # Over HTTP it may still run; its forwards are not to be taken for those of the next one.
+            await until(lambda: nothing_left(runtime))
         after = runtime.report().to_dict()
         assert after["calls"] - before["calls"] == 100
         ended, written = (after[name] - before[name] for name in ("replies", "output_tokens"))
