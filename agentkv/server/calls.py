@@ -74,6 +74,11 @@ async def events_of(asked: Asked) -> AsyncGenerator[tuple[int, Read]]:
     """
     async with AsyncExitStack() as open_streams:
         await _begin(asked, open_streams)
+        if len(asked.streams) == 1:  # As nearly always: no task for each event, and each generator less is a token's.
+            async with aclosing(_events(asked.streams[0], asked.prompt_only)) as only:
+                async for read in only:
+                    yield read.event.index, read
+            return
         async with aclosing(_merged(asked)) as merged:
             async for index, read in merged:
                 yield index, read
@@ -136,11 +141,6 @@ def _without_answer(reply: Reply) -> Reply:
 async def _merged(asked: Asked) -> AsyncGenerator[tuple[int, Read]]:
     """What all calls say, as it comes, with the number of the choice among those of all calls."""
     events = [_events(stream, asked.prompt_only) for stream in asked.streams]
-    if len(events) == 1:  # As nearly always, and no task for each event.
-        async with aclosing(events[0]) as only:
-            async for read in only:
-                yield read.event.index, read
-        return
     reading: dict[asyncio.Future[Read], tuple[int, AsyncGenerator[Read]]] = {}
     base = 0
     for stream, each in zip(asked.streams, events, strict=True):
