@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .layout import Line
-from .numbers import count, percent, seconds
+from .numbers import count, known, percent, seconds
 
 __all__ = ["saved_lines", "tool_lines"]
 
@@ -15,7 +15,20 @@ _FAILURES = ("malformed", "unknown_tool", "wrong_arguments", "denied", "raised",
 
 def saved_lines(figures: Mapping[str, Any]) -> list[Line]:
     """Prompt tokens and the cached ones beside their ceiling; then why the others were computed."""
+    best = "n/a"
+    if figures["best_tokens"] is not None:
+        best = f"{count(figures['best_tokens'])} ({percent(figures['best_rate'])})"
+    saved = f"   cached {known(figures['cached_tokens'])} ({percent(figures['hit_rate'])})   best possible {best}"
+    return [
+        Line("prompt tokens", known(figures["prompt_tokens"]), saved, aligned=True),
+        Line("recomputed", known(figures["computed_tokens"]), _causes(figures), aligned=True),
+    ]
+
+
+def _causes(figures: Mapping[str, Any]) -> str:
     misses = figures["misses"]
+    if misses is None:
+        return "   new, diverged or evicted: n/a"
     lost = f" ({seconds(figures['seconds_lost'])})" if figures["seconds_lost"] is not None else ""
     causes = [
         f"{count(misses['never_seen'])} new",
@@ -24,14 +37,7 @@ def saved_lines(figures: Mapping[str, Any]) -> list[Line]:
         *([f"{count(misses['last_token'])} last token"] if misses["last_token"] else []),
         *([f"{count(misses['cache_disabled'])} cache off"] if misses["cache_disabled"] else []),
     ]
-    saved = (
-        f"   cached {count(figures['cached_tokens'])} ({percent(figures['hit_rate'])})"
-        f"   best possible {count(figures['best_tokens'])} ({percent(figures['best_rate'])})"
-    )
-    return [
-        Line("prompt tokens", count(figures["prompt_tokens"]), saved, aligned=True),
-        Line("recomputed", count(figures["computed_tokens"]), " = " + " + ".join(causes), aligned=True),
-    ]
+    return " = " + " + ".join(causes)
 
 
 def tool_lines(calls: Mapping[str, int]) -> list[Line]:

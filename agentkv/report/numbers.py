@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["clean", "count", "memory", "percent", "seconds", "span"]
+__all__ = ["clean", "count", "known", "memory", "percent", "seconds", "span"]
 
 _LONGEST_NAME = 40
 
@@ -10,6 +10,11 @@ _LONGEST_NAME = 40
 def count(number: int, one: str = "", more: str = "") -> str:
     """1,234 or, with a word, "1 call" and "2 calls"."""
     return f"{number:,} {one if number == 1 else more}".rstrip()
+
+
+def known(number: int | None) -> str:
+    """As `count`, of what may be unknown."""
+    return "n/a" if number is None else count(number)
 
 
 def percent(rate: float | None) -> str:

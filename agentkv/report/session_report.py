@@ -13,7 +13,7 @@ from agentkv.usage import Usage
 from .figures import prompt_rates
 from .layout import Column, Line, Page, Table, as_html, as_text
 from .lines import saved_lines, tool_lines
-from .numbers import clean, count, percent, seconds
+from .numbers import clean, count, known, percent, seconds
 
 __all__ = ["Rewritten", "SessionReport", "report_of_usages"]
 
@@ -44,12 +44,16 @@ class SessionReport:
     seconds_per_prompt_token: float | None = None
     tool_calls: ToolCallCounts = ToolCallCounts()  # noqa: RUF009  # frozen, and shared on purpose
     rewritten: Rewritten | None = None
+    tokens_only: bool = False
+    """Whoever answered told prompt, cached and output tokens alone, and of calls with no prompt tokens not even them.
+    What is not known is None, and "n/a"."""
 
     def to_dict(self) -> dict[str, Any]:
         """The sum of the usages, its rates as in `Report.to_dict`, and under "by_call" the same for each call.
 
         seconds_lost is None unless it was said what a computed prompt token costs. "rewritten" is None, or says from
         which message on the chat template renders otherwise, what it drops, and how many tokens that keeps or costs.
+        Of calls that a server answered, what it does not tell is None: misses, the best rates, seams, and the like.
         """
         return {
             "title": self.title,
@@ -77,7 +81,10 @@ class SessionReport:
     def _figures(self, usage: Usage) -> dict[str, Any]:
         each = self.seconds_per_prompt_token
         rates = prompt_rates(usage.prompt_tokens, usage.cached_tokens, usage.misses["evicted"], each)
-        return {**usage.to_dict(), **rates}
+        figures = {**usage.to_dict(), **rates}
+        if self.tokens_only:
+            figures |= dict.fromkeys(_UNTOLD if usage.prompt_tokens else (*_TOLD, *_UNTOLD))
+        return figures
 
 
 def report_of_usages(
@@ -97,6 +104,16 @@ def report_of_usages(
     """
     calls = tool_calls or ToolCallCounts()
     return SessionReport(title, tuple(usages), seconds_per_prompt_token, calls, rewritten)
+
+
+_TOLD = ("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens")
+"""What a server of OpenAI's protocol tells of a call."""
+
+_UNTOLD = (
+    "misses", "best_tokens", "best_rate", "of_best", "seconds_lost", "rerun_tokens", "seam_tokens", "cached_by_tier",
+    "queue_time",
+)  # fmt: skip
+"""What of a call's figures only the runtime knows that answered it."""
 
 
 def _page(figures: Mapping[str, Any]) -> Page:
@@ -127,9 +144,9 @@ def _table(calls: Sequence[Mapping[str, Any]]) -> Table:
         (
             str(number),
             (
-                f"{count(call['cached_tokens'])} of {count(call['prompt_tokens'])}",
+                f"{known(call['cached_tokens'])} of {known(call['prompt_tokens'])}",
                 percent(call["of_best"]),
-                count(call["output_tokens"]),
+                known(call["output_tokens"]),
                 seconds(call["ttft"], 2),
                 seconds(call["duration"], 2),
             ),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from agentkv.chat import normalise
 from agentkv.errors import NotOverHTTP
 from agentkv.reply import Reply
+from agentkv.report import SessionReport
 from agentkv.session import Answered, CallOptions, Conversation, Question, Session, SessionTurn
 from agentkv.streams import Stream
 from agentkv.tool_calls import ToolCallCounts
@@ -96,3 +98,7 @@ class RemoteHost:
 
 class RemoteSession(Session):
     """As `agentkv.Session`, over HTTP: messages, marks and tools are here, and each call sends the conversation."""
+
+    def report(self) -> SessionReport:
+        """As `Session.report`; what the server does not tell of its calls is None there, and "n/a"."""
+        return replace(super().report(), tokens_only=True)
