@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 import agentkv
-from agentkv import RemoteRuntime
+from agentkv import PendingToolCalls, RemoteRuntime
 from agentkv.clients.asgi_transport import StreamingASGITransport
 from agentkv.server import create_app
-from agentkv.testing import scripted
+from agentkv.testing import Answer, scripted
 from support.runtimes import serving
 
 LONG = "A longer answer, of many words, so that there is something to leave. " * 8
@@ -56,3 +58,22 @@ async def test_a_call_whose_cost_was_not_told_has_none_in_a_report() -> None:
         figures = session.report().to_dict()
         assert (figures["calls"], figures["prompt_tokens"], figures["output_tokens"]) == (1, None, None)
         assert "n/a of n/a" in str(session.report())
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def test_a_run_without_a_task_answers_the_calls_that_wait() -> None:
+    call = Answer(calls=[("add", {"a": 2, "b": 3})])
+    async with connected([call, "It is 5.", "It is 5 still."]) as remote:
+        session = remote.session(tools=[add])
+        await session.ask("2 + 3?")
+        stored = session.messages
+        with pytest.raises(PendingToolCalls, match="without a task"):
+            await session.run("And?")
+        run = await session.run()
+        assert ([result.content for result in run.tool_results], run.reply.text) == (["5"], "It is 5.")
+        restored = remote.session(messages=stored, tools=[add])
+        assert (await restored.run()).reply.text == "It is 5 still."
