@@ -22,7 +22,8 @@ def program() -> NoReturn:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         mend_streams()
-        # Imported here: half a second, in which Ctrl-C is an end like any other.
+        # Imported here: half a second, in which Ctrl-C is an end like any other. What was imported before, up to the
+        # first line of this function, is Python itself and little more, for `agentkv` imports its names when needed.
         from agentkv.cli.commands import main
 
         code = main()

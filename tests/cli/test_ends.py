@@ -18,7 +18,7 @@ from support.ctrl_c import heed_ctrl_c
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-@pytest.mark.parametrize("module", ["typer", "rich.console", "agentkv.cli.demo"])
+@pytest.mark.parametrize("module", ["typer", "rich.console", "agentkv.errors", "agentkv.cli.demo"])
 def test_ctrl_c_while_the_program_is_imported_ends_with_130_and_one_line(tmp_path: Path, module: str) -> None:
     interrupted = """
 import os, signal, sys
@@ -71,6 +71,13 @@ program()
         finally:
             process.kill()
     assert (process.returncode, out, err) == (130, "", "agentkv: stopped\n")
+
+
+def test_little_is_imported_before_the_program_can_meet_ctrl_c() -> None:
+    code = "import agentkv.cli, sys; print(*sorted(name for name in sys.modules if name.startswith('agentkv')))"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    ours = ["agentkv", *(f"agentkv.{name}" for name in ("cli", "cli.entry", "cli.streams", "public_names", "version"))]
+    assert done.stdout.split() == ours
 
 
 def test_a_pipe_that_is_closed_ends_the_program_quietly_also_where_a_task_prints() -> None:

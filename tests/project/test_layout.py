@@ -68,7 +68,9 @@ def test_the_host_side_imports_neither_torch_nor_transformers_nor_numpy(name: st
     code = f"""
 import importlib, pkgutil, sys
 package = importlib.import_module({name!r})
-if {name!r} != "agentkv":  # Its own children are asked one by one.
+if {name!r} == "agentkv":
+    package.Runtime  # With the first of its names all of them come.
+else:  # Its own children are asked one by one.
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), {name!r} + "."):
         importlib.import_module(module.name)
 print(*[heavy for heavy in {HEAVY!r} if heavy in sys.modules])
@@ -120,6 +122,35 @@ def test_an_init_hands_names_on_and_defines_nothing(name: str) -> None:
 def test_every_error_of_agentkv_is_one_of_its_public_names() -> None:
     errors = importlib.import_module("agentkv.errors")
     assert set(errors.__all__) <= set(agentkv.__all__)
+
+
+def test_type_checkers_are_told_of_the_same_names_as_python() -> None:
+    tree = ast.parse((PACKAGES["agentkv"] / "__init__.py").read_text(encoding="utf-8"))
+    told = {
+        alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
+        for branch in tree.body
+        if isinstance(branch, ast.If)
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {"__version__", *told} == set(agentkv.__all__)
+    assert [name for name, value in told.items() if getattr(agentkv, name) is not value] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from agentkv import *; print(Runtime.__name__)",
+        "from agentkv import Runtime as R; print(R.__name__)",
+        "import agentkv; print(agentkv.runtime.Runtime.__name__)",
+        "import agentkv; assert agentkv.cache and agentkv.errors; print(agentkv.Runtime.__name__)",
+        "import agentkv, inspect; inspect.unwrap(agentkv); print('Runtime', *{'asyncio'} & {*sys.modules})",
+    ],
+)
+def test_the_names_of_agentkv_are_there_however_they_are_asked_for(code: str) -> None:
+    done = fresh_interpreter(f"import sys; {code}")
+    assert (done.returncode, done.stdout) == (0, "Runtime\n"), done.stderr
 
 
 def test_an_unknown_name_of_agentkv_is_an_attribute_error() -> None:
