@@ -28,7 +28,7 @@ class GivenConversation:
         return self._read if self._read is not None else self._conversation(self._copied or ())
 
     def _conversation(self, messages: Sequence[object]) -> Conversation:
-        return Conversation(without_implicit(normalise(messages, model=self._model)))
+        return Conversation.given(without_implicit(normalise(messages, model=self._model)))
 
 
 def check_since(since: object, served_by: ServedBy) -> None:

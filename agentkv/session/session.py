@@ -59,7 +59,7 @@ class Session(SessionHandle):
         self._path = path
         self._parent = parent
         self._tools = {tool.name: tool for tool in options.tools}
-        place = Place(Conversation(without_implicit(messages)))
+        place = Place(Conversation.given(without_implicit(messages)))
         self._state = state if state is not None else SessionState(options.name or UNNAMED, place)
 
     # -- what it is ---------------------------------------------------------------------------------------------

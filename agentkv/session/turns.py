@@ -51,6 +51,20 @@ class Conversation:
     messages: tuple[Message, ...] = ()
     ledger: Ledger = Ledger()  # noqa: RUF009  # frozen, and shared on purpose
 
+    @classmethod
+    def given(cls, messages: Sequence[Message]) -> Conversation:
+        """What was said before and elsewhere. RequestError for the result of a call that nobody made before it.
+
+        Lenient where stored histories are untidy: results may come late, twice or not at all.
+        """
+        made: set[str | None] = set()
+        for place, message in enumerate(messages):
+            made.update(call.id for call in message.tool_calls)
+            identity = message.tool_call_id
+            if message.role == "tool" and identity is not None and identity not in made and None not in made:
+                raise _no_such_call(identity, Conversation(tuple(messages[:place])).waiting)
+        return cls(tuple(messages))
+
     def then(self, *messages: Message) -> Conversation:
         """With more messages behind; results of tools stand in the order of their calls, however they come."""
         if not any(message.role == "tool" for message in messages):
@@ -67,8 +81,7 @@ class Conversation:
             identity = message.tool_call_id
             waiting = [call.id for call in after.waiting] if message.role == "tool" else []
             if message.role == "tool" and identity is not None and identity not in waiting and None not in waiting:
-                told = f"those that do are {', '.join(map(str, waiting))}" if waiting else "none does"
-                raise RequestError(f"no call {identity!r} waits for a result; {told}. Leave this message out")
+                raise _no_such_call(identity, after.waiting)
             after = replace(after, messages=(*after.messages, message))
         return self.then(*messages)
 
@@ -87,6 +100,11 @@ class Conversation:
             elif message.role == "assistant":
                 return tuple(call for call in message.tool_calls if call.id not in answered)
         return ()
+
+
+def _no_such_call(identity: str, waiting: Sequence[MessageCall]) -> RequestError:
+    told = f"those that do are {', '.join(str(call.id) for call in waiting)}" if waiting else "none does"
+    return RequestError(f"no call {identity!r} waits for a result; {told}. Leave this message out")
 
 
 @dataclass(frozen=True, slots=True)

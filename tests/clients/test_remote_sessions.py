@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import agentkv
-from agentkv import PendingToolCalls, RemoteRuntime
+from agentkv import PendingToolCalls, RemoteRuntime, RequestError
 from agentkv.clients.asgi_transport import StreamingASGITransport
 from agentkv.server import create_app
 from agentkv.testing import Answer, scripted
@@ -63,6 +63,15 @@ async def test_a_call_whose_cost_was_not_told_has_none_in_a_report() -> None:
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
+
+
+async def test_the_result_of_a_call_that_nobody_made_is_refused_in_the_same_words() -> None:
+    stored = [{"role": "user", "content": "Go."}, {"role": "tool", "tool_call_id": "nosuch", "content": "5"}]
+    async with connected([]) as remote:
+        with pytest.raises(RequestError, match="no call 'nosuch' waits for a result; none does"):
+            remote.session(messages=stored)
+        with pytest.raises(RequestError, match="no call 'nosuch' waits for a result; none does"):
+            await remote.generate(stored)
 
 
 async def test_a_run_without_a_task_answers_the_calls_that_wait() -> None:

@@ -58,6 +58,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages"),
+    ({"messages": [*HI, {"role": "tool", "tool_call_id": "nosuch", "content": "5"}]}, "messages"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
     ({"tools": [TOOL, TOOL]}, "tools"),

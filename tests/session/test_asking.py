@@ -31,6 +31,27 @@ async def test_the_result_of_a_call_that_nobody_made_is_refused() -> None:
         assert not session.busy
 
 
+@pytest.mark.parametrize("many", [0, 40], ids=["read at once", "read beside the loop"])
+async def test_nor_is_it_taken_from_a_stored_conversation(many: int) -> None:
+    function = {"name": "add", "arguments": "{}"}
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    stored = [{"role": "user", "content": "Add."}, *[call, result("1")] * (many or 1)]
+    async with Runtime(scripted(["Hello."] * 2), num_pages=512) as runtime:
+        for told, messages in (
+            ("none does", [*stored, result("nosuch")]),
+            ("those that do are 1", [*stored[:1], call, result("nosuch")]),
+            ("none does", [*stored[:1], result("1"), call]),
+        ):
+            with pytest.raises(RequestError, match=f"no call '{messages[-1].get('tool_call_id', '1')}' waits.*{told}"):
+                runtime.session(messages=messages, tools=[add])
+            with pytest.raises(RequestError, match=f"no call .* waits for a result; {told}"):
+                await runtime.generate(messages, tools=[add])
+        # Late, or twice, as histories of others have them.
+        untidy = [*stored, {"role": "user", "content": "And?"}, result("1")]
+        assert (await runtime.generate(untidy, tools=[add])).text == "Hello."
+        assert (await runtime.session(messages=untidy, tools=[add]).ask("Well?")).text == "Hello."
+
+
 async def test_a_call_has_one_result_and_the_error_names_those_that_wait() -> None:
     calls = Answer(calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
     async with Runtime(scripted([calls, "Done."]), num_pages=64) as runtime:

@@ -174,7 +174,7 @@ class RemoteRuntime:
         refuse_what_cannot_be_sent(options)
         timeout = self._timeout if timeout is None else timeout
         if is_messages(prompt):
-            asked = Conversation(without_implicit(normalise(prompt)))
+            asked = Conversation.given(without_implicit(normalise(prompt)))
             return RemoteStream(self._connection, ChatAsked(self._served, lambda: asked, options), timeout)
         if options.template_kwargs or options.tools:
             raise ValueError(
