@@ -47,7 +47,7 @@ class Answer:
             if chunk.get("usage"):
                 self._usage = _usage(chunk["usage"])
             return [event for choice in chunk.get("choices") or () for event in self._of(choice)]
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise ServerUnreachable(
                 f"the answer is not what a server of OpenAI's protocol sends: {type(error).__name__} {error}"
             ) from error
@@ -105,10 +105,18 @@ def _text(told: object) -> str:
 
 def _usage(told: Mapping[str, Any]) -> Usage:
     """prompt, cached and output tokens; why the others missed is not told, so that `misses` is all zero."""
-    prompt, output = int(told.get("prompt_tokens") or 0), int(told.get("completion_tokens") or 0)
-    details = told.get("prompt_tokens_details") or {}
-    cached = int(details.get("cached_tokens") or 0)
+    prompt, output = _count(told, "prompt_tokens"), _count(told, "completion_tokens")
+    cached = _count(told.get("prompt_tokens_details") or {}, "cached_tokens")
+    if cached > prompt:
+        raise ValueError(f"{cached} cached tokens of a prompt of {prompt}")
     return Usage(prompt_tokens=prompt, cached_tokens=cached, computed_tokens=prompt - cached, output_tokens=output)
+
+
+def _count(told: Mapping[str, Any], name: str) -> int:
+    count = int(told.get(name) or 0)
+    if count < 0:
+        raise ValueError(f"{name} is {count}")
+    return count
 
 
 def _tool_call(call: _Call, *, cut: bool) -> ToolCall:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Events"]
 
 _CONNECT_SECONDS = 10.0
+_MOST_EVENT_BYTES = 64 * 2**20
 
 
 class Connection:
@@ -49,6 +50,7 @@ class Connection:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"url {url!r} is no address: {error}") from None
+        self._has_key = api_key is not None
         self._open: set[Events] = set()
         self._closed = False
 
@@ -60,10 +62,10 @@ class Connection:
         except self._errors as error:
             raise self._unreachable(error) from error
         if response.status_code != 200:
-            raise error_of_body(response.status_code, response.content, f"{self.url}{path}")
+            raise self._refused(response.status_code, response.content, path)
         try:
             return response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServerUnreachable(f"{self.url}{path} gave no JSON: is it the address of a server?") from None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Events:
@@ -80,7 +82,7 @@ class Connection:
                 self._open.add(events)
                 return events
             try:
-                raise error_of_body(response.status_code, await response.aread(), f"{self.url}{path}")
+                raise self._refused(response.status_code, await response.aread(), path)
             finally:
                 await response.aclose()
         except self._errors as error:
@@ -104,10 +106,17 @@ class Connection:
             return RuntimeClosed("this connection was closed while the answer was read")
         return ServerUnreachable(f"the answer of {self.url} broke off: {type(error).__name__} {error}".rstrip())
 
+    def _refused(self, status: int, body: bytes, path: str) -> AgentKVError:
+        error = error_of_body(status, body, f"{self.url}{path}")
+        if isinstance(error, ConfigError) and status == 401 and not self._has_key:
+            return ConfigError(f"{self.url} wants a key: connect(url, api_key=…)")
+        return error
+
     def _unreachable(self, error: Exception) -> AgentKVError:
         if self._closed:
             return RuntimeClosed("this connection was closed while the call was running")
-        return ServerUnreachable(f"{self.url} does not answer: {type(error).__name__} {error}".rstrip())
+        why = f"{type(error).__name__} {error}".rstrip(" .")
+        return ServerUnreachable(f"{self.url} does not answer: {why}. Start `agentkv serve`, or check the address.")
 
 
 class Events:
@@ -122,17 +131,14 @@ class Events:
         """broken: what an error in reading means; closed: hears of the end."""
         self._response, self._broken, self._closed = response, broken, closed
         self._parts = response.aiter_bytes()
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._searched = 0
+        """How much of the buffer has no newline."""
 
     async def next(self) -> dict[str, Any] | None:
         """The next one; None at the end that the server marks. Raises what the server says went wrong."""
         while True:
-            # By bytes and newlines alone: JSON may hold characters that other readers of lines take for an end.
-            line, newline, rest = self._buffer.partition(b"\n")
-            if not newline:
-                self._buffer += await self._part()
-                continue
-            self._buffer = rest
+            line = await self._line()
             if not line.startswith(b"data:"):
                 continue
             data = line.removeprefix(b"data:").strip()
@@ -141,7 +147,7 @@ class Events:
             try:
                 chunk: dict[str, Any] = json.loads(data)
                 failed = chunk.get("error")
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, RecursionError) as error:
                 raise self._broken(error) from error
             if failed is not None:
                 raise error_of(failed)
@@ -152,11 +158,29 @@ class Events:
         self._closed(self)
         await self._response.aclose()
 
-    async def _part(self) -> bytes:
+    async def _line(self) -> bytes:
+        """Without its newline, which the last one need not have; each part is searched once.
+
+        By bytes and newlines alone: JSON may hold characters that other readers of lines take for an end.
+        """
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > _MOST_EVENT_BYTES:
+                raise self._broken(ValueError(f"an event has more than {_MOST_EVENT_BYTES:,} bytes"))
+            part = await self._part()
+            if part is None:
+                if not self._buffer:
+                    raise self._broken(EOFError("it has no end"))
+                part = b"\n"
+            self._buffer += part
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return line
+
+    async def _part(self) -> bytes | None:
+        """None at the end."""
         try:
-            part = await anext(self._parts, None)
+            return await anext(self._parts, None)
         except Exception as error:
             raise self._broken(error) from error
-        if part is None:
-            raise self._broken(EOFError("it has no end"))
-        return part
