@@ -132,7 +132,14 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise ConfigError(f"cannot read the keys in {file}: {reason}") from None
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
+    keys = [
+        (number, line.strip())
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.strip().startswith("#")
+    ]
     if not keys:
         raise ConfigError(f"{file} holds no key; write one a line")
-    return keys
+    for number, key in keys:
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(f"the key in line {number} of {file} must be printable ASCII")
+    return tuple(key for _, key in keys)

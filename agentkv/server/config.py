@@ -48,6 +48,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port must be from 0 to 65535, got {self.port}; 0 takes a free one")
+        if not self.host:
+            raise ConfigError("host is empty: 127.0.0.1 is this machine alone, and 0.0.0.0 each of its addresses")
         if not all(key and key == key.strip() and key.isascii() and key.isprintable() for key in self.api_keys):
             raise ConfigError("an API key must be printable ASCII without spaces around it, and not empty")
         for name in ("max_body_bytes", "max_held_bytes", "body_timeout", "drain_timeout"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from types import FrameType
 
@@ -32,12 +33,13 @@ def bound_socket(config: ServerConfig) -> socket.socket:
     try:
         listening.bind((config.host, config.port))
         listening.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listening.close()
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port, or 0 "
-            f"for any that is free"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        # A name that nobody knows or that is none, and an address of another machine.
+        is_of_host = isinstance(error, (socket.gaierror, UnicodeError)) or error.errno == errno.EADDRNOTAVAIL
+        other = "--host" if is_of_host else "--port, or 0 for any that is free"
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}; choose another {other}") from None
     listening.setblocking(False)
     return listening
 

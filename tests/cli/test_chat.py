@@ -81,7 +81,7 @@ def test_the_commands_fork_mark_go_back_and_tell(
         ("/x", "no command /x; /help lists them"),
         ("/back", "nothing is marked here; /mark marks a place"),
         ("/switch nowhere", "no conversation 'nowhere'; there are chat"),
-        ("word " * 900, "or rollback() to an earlier mark"),
+        ("word " * 900, "tiny-chat reads 1,024. Shorten by "),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_the_chat_goes_on(

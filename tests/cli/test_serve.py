@@ -156,6 +156,21 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(capsys: pytest.Ca
         assert f"cannot listen on 127.0.0.1:{port}" in refused(capsys, "--port", str(port))
 
 
+@pytest.mark.parametrize("host", ["nohost.invalid", "a..b", "192.0.2.1"])
+def test_a_host_that_is_none_of_this_machine_is_told_as_such(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("key")
+    told = refused(capsys, "--host", host, "--api-key-file", str(keys))
+    assert f"cannot listen on {host}:8000" in told
+    assert told.endswith("; choose another --host\n")
+
+
+def test_an_empty_host_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "host is empty" in refused(capsys, "--host", "")
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org"])
 def test_other_machines_need_a_key(capsys: pytest.CaptureFixture[str], host: str) -> None:
     assert "--api-key-file" in refused(capsys, "--host", host)
@@ -165,6 +180,11 @@ def test_a_key_file_must_be_there_and_hold_a_key(capsys: pytest.CaptureFixture[s
     missing, empty, binary = tmp_path / "missing", tmp_path / "empty", tmp_path / "binary"
     empty.write_text("\n# none yet\n")
     binary.write_bytes(b"\xff\xfe")
+    foreign = tmp_path / "foreign"
+    foreign.write_text("# ours\nkey\nschlüssel\n", encoding="utf-8")
+    told = refused(capsys, "--api-key-file", str(foreign))
+    assert f"line 3 of {foreign} must be printable ASCII" in told
+    assert "schl" not in told
     assert "No such file" in refused(capsys, "--api-key-file", str(missing))
     assert "holds no key" in refused(capsys, "--api-key-file", str(empty))
     assert "no UTF-8 text" in refused(capsys, "--api-key-file", str(binary))
