@@ -53,8 +53,8 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         super().__init__(
             uvicorn.Config(
-                app, http=reader_of(OPENAI), log_config=None, access_log=False, lifespan="off", server_header=False,
-                timeout_keep_alive=65, timeout_graceful_shutdown=1,
+                app, http=reader_of(OPENAI), ws="none", log_config=None, access_log=False, lifespan="off",
+                server_header=False, timeout_keep_alive=65, timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
         self._serving: Serving = app.state.serving

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from .dialect import Dialect
 from .errors import ApiError
@@ -21,9 +22,50 @@ def reader_of(dialect: Dialect) -> type[asyncio.Protocol] | str:
     dialect: of the answer to what is no request that could be read, whose path may not have come
     """
     try:
+        import httptools
         from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
     except ImportError:
         return "h11"
+
+    class Parser(httptools.HttpRequestParser):
+        """Reads a request that offers another protocol (Java's client offers HTTP/2) as one that does not.
+
+        httptools ends such a request at its head, for what follows may be of the other protocol; where nobody takes
+        the offer, its body follows. So the head is read once more, without the offer.
+        """
+
+        def __init__(self, reader: Reader) -> None:
+            self._reader = reader
+            self._begin()
+
+        def _begin(self) -> None:
+            super().__init__(self._reader)
+            self.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn has it.
+
+        def offers(self) -> bool:
+            """Whether the head that was just read is to be read again; CONNECT has no body that could follow."""
+            return bool(self.should_upgrade()) and self.get_method() != b"CONNECT"
+
+        def feed_data(self, data: Any) -> None:
+            while True:
+                try:
+                    super().feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as ended:
+                    if not self.offers():
+                        raise
+                    data = self._head() + data[ended.args[0] :]
+                    self._begin()  # Where the head says so, the old one takes the connection for closed.
+
+        def _head(self) -> bytes:
+            lines = [b"%b %b HTTP/%b" % (self.get_method(), self._reader.url, self.get_http_version().encode())]
+            for name, value in self._reader.headers:
+                if name == b"connection":
+                    kept = [each for each in value.split(b",") if each.strip().lower() != b"upgrade"]
+                    lines.append(name + b": " + b",".join(kept))
+                elif name != b"upgrade":
+                    lines.append(name + b": " + value)
+            return b"\r\n".join([*lines, b"", b""])
 
     class Reader(HttpToolsProtocol):
         """Counts the bytes of reads in a row that bring neither a part of a body nor the end of a request.
@@ -33,6 +75,17 @@ def reader_of(dialect: Dialect) -> type[asyncio.Protocol] | str:
 
         _unread = 0
         _was_read = False
+        parser: Parser
+
+        def connection_made(  # type: ignore[override]  # As uvicorn narrows it.
+            self, transport: asyncio.Transport
+        ) -> None:
+            self.parser = Parser(self)
+            super().connection_made(transport)
+
+        def on_headers_complete(self) -> None:
+            if not self.parser.offers():
+                super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
             self._was_read = False
@@ -47,8 +100,9 @@ def reader_of(dialect: Dialect) -> type[asyncio.Protocol] | str:
             super().on_body(body)
 
         def on_message_complete(self) -> None:
-            self._was_read = True
-            super().on_message_complete()
+            if not self.parser.offers():
+                self._was_read = True
+                super().on_message_complete()
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(ApiError(400, "this is no HTTP request", code="invalid_http"))

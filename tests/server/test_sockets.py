@@ -87,3 +87,53 @@ async def test_what_is_no_http_is_refused_in_the_same_shape() -> None:
     async with scripted_runtime([]) as runtime, over_http(runtime) as client:
         status, error = await answered(client, b"GET / GET /\r\n\r\n")
         assert (status, error["code"]) == (400, "invalid_http")
+
+
+def offering(protocol: bytes, body: bytes) -> bytes:
+    """As Java's HttpClient sends its requests."""
+    head = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\nHTTP2-Settings: AAEA\r\n"
+    return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+BODY = json.dumps({"model": "scripted", "prompt": "Hello", "max_tokens": 2}).encode()
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("cut", ["in one read", "behind the head", "in the head", "in the body"])
+async def test_an_offer_of_another_protocol_is_not_taken_and_the_request_is_answered(protocol: bytes, cut: str) -> None:
+    sent = offering(protocol, BODY) * 2 + b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    head = sent.index(b"\r\n\r\n") + 4
+    at = {"in one read": len(sent), "behind the head": head, "in the head": head - 9, "in the body": head + 5}[cut]
+    async with scripted_runtime(lambda asked: "Yes.") as runtime, over_http(runtime) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(sent[:at])
+        if at < len(sent):
+            # Another connection is answered meanwhile, so that the first part was read by itself.
+            assert (await client.get("/health")).status_code == 200
+        writer.write(sent[at:])
+        answers = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert answers.count(b"HTTP/1.1 200 OK") == 3, answers
+    assert answers.count(b'"text_completion"') == 2
+    assert answers.endswith(b'{"status":"ok"}')
+
+
+async def test_a_websocket_is_refused_in_the_same_shape() -> None:
+    asked = b"GET /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nUpgrade: websocket\r\n"
+    keys = (
+        b"Connection: keep-alive, Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13"
+    )
+    async with scripted_runtime([]) as runtime, over_http(runtime) as client:
+        status, error = await answered(client, asked + keys + b"\r\nConnection: close\r\n\r\n")
+        assert (status, error["code"]) == (405, "method_not_allowed")
+
+
+async def test_connect_is_refused() -> None:
+    async with scripted_runtime([]) as runtime, over_http(runtime) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"CONNECT localhost:1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        writer.write_eof()
+        assert b" 200 " not in await reader.readline()
+        writer.close()
+        assert (await client.get("/health")).status_code == 200
