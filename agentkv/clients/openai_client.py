@@ -35,8 +35,9 @@ def openai_client(runtime: Any, *, sync: bool = False, served_model: str | None 
     served_model: the name to ask for; None: the model's own. The Runtime stays its caller's: closing the client does
     not close it. Requests pass through the same application as over HTTP, so answers, errors and usage are the same;
     closing a stream early aborts its call before `close` returns. Needs the extra `server` and the package `openai`;
-    ConfigError says so where one is missing.
+    ConfigError says so where one is missing. TypeError for what is no Runtime.
     """
+    served = _asynchronous(runtime)
     try:
         import httpx2 as httpx
         import openai
@@ -53,7 +54,7 @@ def openai_client(runtime: Any, *, sync: bool = False, served_model: str | None 
     from .blocking_transport import BlockingTransport
 
     given: dict[str, Any] = {"base_url": _BASE_URL, "api_key": "in-process", "max_retries": 0, "timeout": None}
-    app = create_app(_asynchronous(runtime), ServerConfig(served_model=served_model))
+    app = create_app(served, ServerConfig(served_model=served_model))
     if sync:
         transport = BlockingTransport(StreamingASGITransport(app), LoopThread("client"))
         return openai.OpenAI(http_client=httpx.Client(transport=transport, timeout=None), **given)
@@ -63,6 +64,18 @@ def openai_client(runtime: Any, *, sync: bool = False, served_model: str | None 
 
 def _asynchronous(runtime: Any) -> Any:
     """The Runtime behind a blocking one, which belongs to no loop and so serves both."""
+    from agentkv.runtime import Runtime
     from agentkv.sync import Runtime as BlockingRuntime
 
-    return runtime.asynchronous if isinstance(runtime, BlockingRuntime) else runtime
+    from .remote import RemoteRuntime
+
+    if isinstance(runtime, RemoteRuntime):
+        raise TypeError(
+            f"openai_client takes a Runtime of this process, got {runtime!r}: for a server use "
+            f'openai.AsyncOpenAI(base_url="http://…/v1", api_key=…)'
+        )
+    if isinstance(runtime, BlockingRuntime):
+        return runtime.asynchronous
+    if not isinstance(runtime, Runtime):
+        raise TypeError(f"openai_client takes a Runtime, got {runtime!r:.60}: openai_client(agentkv.Runtime(model))")
+    return runtime

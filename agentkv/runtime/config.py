@@ -35,8 +35,8 @@ _UNITS = {
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SHORT_DTYPES = ("bf16", "fp16", "fp32")
 _LATER = {
-    "weights": "low-bit weights",
-    "kv_dtype": "a KV dtype other than the model's",
+    "weights": "low-bit weights come",
+    "kv_dtype": "a KV dtype other than the model's comes",
 }
 
 
@@ -73,7 +73,7 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         for name, what in _LATER.items():
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name}=: {what} comes with a later version of agentkv; leave it out")
+                raise ConfigError(f"{name}=: {what} with a later version of agentkv; leave it out")
         for name in (
             "threads",
             "context_limit",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -34,8 +35,10 @@ _KINDS = frozenset({"bool", "dict", "float", "int", "list", "str"})
 def create_app(runtime: Runtime, config: ServerConfig | None = None) -> FastAPI:
     """An ASGI application over a Runtime, which stays its caller's: it is started here, if need be, and not closed.
 
-    `app.state.serving` counts what is inside and drains.
+    `app.state.serving` counts what is inside and drains. TypeError for what is no Runtime, such as a model's name.
     """
+    if not isinstance(runtime, Runtime):
+        raise TypeError(f"create_app takes an agentkv.Runtime, got {type(runtime).__module__}.{type(runtime).__name__}")
     config = config or ServerConfig()
     serving = Serving(runtime, config)
     app = FastAPI(
@@ -81,10 +84,12 @@ def _tell_errors_in_one_shape(app: FastAPI) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
+        # Made once, which takes long enough to hold others up.
+        known = (await asyncio.to_thread(app.openapi))["paths"] if error.status_code == 404 else ()
         message, code = {
             # FastAPI's for a body that Python's own reader gives up: no UTF-8, numbers too long, nested too deep.
             400: ("the body is no JSON that can be read: UTF-8, and neither numbers nor nesting without end", _NO_JSON),
-            404: (f"there is no {path} here", "unknown_url"),
+            404: (f"there is no {path} here{_instead_of(path, known)}", "unknown_url"),
             405: (f"{path} takes another method", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), None))
         headers = dict(error.headers or {})
@@ -97,6 +102,14 @@ def _tell_errors_in_one_shape(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
+
+
+def _instead_of(path: str, known: Collection[str]) -> str:
+    """What whoever asks for a path that is none may have meant."""
+    if path.removeprefix("/v1").startswith("/responses"):
+        return ": the Responses API is not served, and chat completions are, at /v1/chat/completions"
+    meant = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one != path and one in known), None)
+    return f"; did you mean {meant}?" if meant is not None else ""
 
 
 def _validation_error(errors: Sequence[Any]) -> ApiError:

@@ -88,7 +88,7 @@ class Door:
                     401,
                     f"a key is needed: send {dialect.how_to_send}"
                     if not given
-                    else "this key opens nothing here; it was given to the server in --api-key-file",
+                    else "this key is none of those in the server's --api-key-file",
                     code="invalid_api_key",
                     headers=dialect.challenge,
                 )

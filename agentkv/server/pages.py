@@ -16,7 +16,7 @@ from .errors import ApiError
 
 __all__ = ["refuse_other_pages"]
 
-_LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 def refuse_other_pages(scope: Scope, headers: Headers, config: ServerConfig) -> None:
@@ -32,7 +32,7 @@ def refuse_other_pages(scope: Scope, headers: Headers, config: ServerConfig) -> 
     if host and name not in _LOCAL and config.is_loopback and name not in _own_names(scope, config):
         raise ApiError(
             403,
-            f"this server answers to localhost, 127.0.0.1, [::1] and {config.host}, and not to {name!r}; "
+            f"this server answers to {', '.join(dict.fromkeys((*_LOCAL, _bracketed(config.host))))}, not to {name!r}; "
             f"behind a proxy give it a key, or the proxy one of these names in Host",
             code="unknown_host",
         )

@@ -6,7 +6,7 @@ import re
 
 from pydantic import BaseModel
 
-from agentkv.errors import AgentKVError, ConfigError
+from agentkv.errors import AgentKVError, ConfigError, ContextOverflow
 
 from .errors import ApiError, api_error, code_of
 
@@ -26,8 +26,16 @@ def refused(error: Exception, body: BaseModel, *, prompt: str, grammar: str | No
     if isinstance(error, ConfigError):
         return ApiError(400, str(error), param=grammar or prompt, code=code_of(error))
     if isinstance(error, AgentKVError):
-        return api_error(error, param=prompt)
+        return api_error(error, param=_length_asked(error, body) or prompt)
     named = re.match(r"\w+", str(error))
     fields = type(body).model_fields
     param = named[0] if named is not None and named[0] in fields else prompt
     return ApiError(400, str(error), param=param)
+
+
+def _length_asked(error: AgentKVError, body: BaseModel) -> str | None:
+    """The field that asks for a longer answer than any prompt leaves room for."""
+    if not isinstance(error, ContextOverflow) or error.max_tokens < error.limit:
+        return None
+    fields = ("max_completion_tokens", "max_tokens")
+    return next((field for field in fields if getattr(body, field, None) is not None), None)

@@ -86,6 +86,11 @@ class Conversation:
         return self.then(*messages)
 
     @property
+    def may_go_back(self) -> bool:
+        """Whether a mark may lie behind the first message, so that going back to it makes the prompt shorter."""
+        return sum(message.role != "system" for message in self.messages) > 1
+
+    @property
     def unanswered(self) -> tuple[str, ...]:
         """Names of the tools that the last reply called and that have no result here."""
         return tuple(call.name for call in self.waiting)
@@ -292,7 +297,7 @@ class ChatTurn:
             options.n,
             served,
             use_cache=options.cache,
-            in_session=self._in_session,
+            in_session=self._in_session and asked.before.may_go_back,
         )
         masks = served.scripted(lambda: to_openai(asked.before.messages), options.template_kwargs)
         if masks is None:
@@ -345,9 +350,10 @@ class ChatTurn:
         return check_call(call, self._tools, {}).error is None
 
     def _write(self, served: Served, entered: Conversation) -> _Asked:
-        options, in_session = self._options, self._in_session
+        options = self._options
         schemas, kwargs, salt = options.schemas, TemplateKwargs(options.template_kwargs), options.cache_salt
         before = self._of_entered(entered)
+        in_session = self._in_session and before.may_go_back
         keys: list[bytes] = []
         if not before.ledger.num_messages:
             keys = keys_of(before.messages, schemas, kwargs, salt)

@@ -21,6 +21,7 @@ import agentkv
 import agentkv.sync
 from agentkv import ConfigError, Runtime, RuntimeClosed
 from agentkv.loop_thread import LoopThread
+from agentkv.server import create_app
 from agentkv.testing import Answer, scripted
 from support.ctrl_c import heeding_ctrl_c
 from support.families import Gated
@@ -50,6 +51,17 @@ ADD = {
 class Trip(pydantic.BaseModel):
     city: str
     nights: int
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("given", ["smollm2-135m", None, Runtime])
+def test_what_is_no_runtime_is_refused_at_once(given: Any, sync: Any) -> None:
+    with pytest.raises(TypeError, match="openai_client takes a Runtime, got"):
+        agentkv.openai_client(given, sync=sync)
+    with pytest.raises(TypeError, match=r"got <RemoteRuntime of http://127.0.0.1:8000: .*openai.AsyncOpenAI\(base_url"):
+        agentkv.openai_client(agentkv.connect("http://127.0.0.1:8000/v1"), sync=sync)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"create_app takes an agentkv\.Runtime, got"):
+        create_app(given)
 
 
 def ask(**more: Any) -> dict[str, Any]:

@@ -51,6 +51,7 @@ async def test_a_name_that_was_made_to_point_here_is_refused(door: Any) -> None:
         for host in ("example.org", "example.org:8000", "127.0.0.1.example.org", "localhost@example.org", "[::2]"):
             error = refusal_of(await client.get("/v1/models", headers={"host": host}), 403)
             assert error["code"] == "unknown_host"
+            assert "to localhost, 127.0.0.1, [::1], not to" in error["message"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:8000"])

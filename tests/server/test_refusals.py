@@ -204,6 +204,24 @@ async def test_a_context_too_long_is_refused_with_the_numbers(door: Any, stream:
         long = {"model": "scripted", "prompt": [5] * 3000, "stream": stream}
         error = refusal_of(await client.post(TEXT, json=long), 400)
         assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        for field, limit, param in (
+            ("max_tokens", 5000, "max_tokens"),
+            ("max_completion_tokens", 5000, "max_completion_tokens"),
+            ("max_tokens", 2040, "messages"),
+        ):
+            body = {"model": "scripted", "messages": HI, field: limit, "stream": stream}
+            assert refusal_of(await client.post(CHAT, json=body), 400)["param"] == param
+
+
+async def test_former_names_are_refused_with_those_of_today() -> None:
+    async with scripted_runtime([]) as runtime, in_process(runtime) as client:
+        for field, value, told in (
+            ("functions", [{"name": "f"}], "use tools"),
+            ("function_call", "auto", "use tool_choice"),
+            ("verbosity", "high", "leave it out"),
+        ):
+            error = refusal_of(await client.post(CHAT, json={"model": "scripted", "messages": HI, field: value}), 400)
+            assert error["message"].endswith(told)
 
 
 async def test_errors_of_the_runtime_bring_their_names(door: Any) -> None:
@@ -364,6 +382,9 @@ async def test_keys_open_the_door_and_nothing_else_does(door: Any) -> None:
             answer = await client.post(CHAT, json=body, headers=wrong)
             error = refusal_of(answer, 401)
             assert error["code"] == "invalid_api_key"
+            assert ("none of those" in error["message"]) == bool(
+                re.fullmatch("Bearer .*", wrong.get("authorization", ""))
+            )
             assert answer.headers["www-authenticate"] == "Bearer"
             assert "two" not in answer.text
             refusal_of(await client.get("/v1/models", headers=wrong), 401)
@@ -391,6 +412,20 @@ async def test_head_is_what_get_is_without_its_body(door: Any) -> None:
             assert answer.headers["content-length"] == str(len((await client.get(path)).content))
         assert (await client.head(CHAT)).status_code == 405
         assert (await client.post("/health")).headers["allow"] == "GET, HEAD"
+
+
+async def test_a_path_that_is_nearly_one_is_told_which_was_meant(door: Any) -> None:
+    async with scripted_runtime([]) as runtime, door(runtime) as client:
+        for path, told in (
+            ("/v1/responses", "Responses API is not served, and chat completions are, at /v1/chat/completions"),
+            ("/responses/x", "Responses API is not served"),
+            ("/chat/completions", "did you mean /v1/chat/completions?"),
+            ("/models", "did you mean /v1/models?"),
+            ("/v1/v1/completions", "did you mean /v1/completions?"),
+            ("/v1/tokenize", "did you mean /tokenize?"),
+        ):
+            assert told in refusal_of(await client.post(path, json={}), 404)["message"]
+        assert "mean" not in refusal_of(await client.get("/nope"), 404)["message"]
 
 
 async def test_other_paths_are_404_and_other_methods_405(door: Any) -> None:

@@ -391,6 +391,7 @@ async def test_prompt_and_max_tokens_may_fill_the_context_and_not_one_token_more
             await session.ask("Hello?", max_tokens=256 - prompt + 1)
         error = raised.value
         assert (error.prompt_tokens, error.max_tokens, error.limit) == (prompt, 256 - prompt + 1, 256)
+        assert "rollback" not in str(error)  # No mark can lie before the first message.
         assert state(session) == before
         for less in (1, 0):
             fork = session.fork()

@@ -89,6 +89,9 @@ class RemoteRuntime:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
+    def __repr__(self) -> str:
+        return f"<RemoteRuntime of {self._connection.url}: {self._model or 'not asked yet'}>"
+
     # -- what is served -----------------------------------------------------------------------------------------
 
     @property

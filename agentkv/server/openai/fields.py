@@ -120,6 +120,10 @@ class CompletionFields(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+_NOW = {"functions": "tools", "function_call": "tool_choice"}
+"""What fields of former times are called today."""
+
+
 def refuse_what_is_not_followed(body: BaseModel, neutral: Mapping[str, Sequence[Any]]) -> None:
     """Raise 400 for a field that would change the answer and that nothing here follows.
 
@@ -128,4 +132,5 @@ def refuse_what_is_not_followed(body: BaseModel, neutral: Mapping[str, Sequence[
     for name, values in neutral.items():
         value = getattr(body, name)
         if value is not None and value not in values:
-            raise ApiError(400, f"{name} is not supported here; leave it out", param=name, code="unsupported_parameter")
+            instead = f"use {_NOW[name]}" if name in _NOW else "leave it out"
+            raise ApiError(400, f"{name} is not supported here; {instead}", param=name, code="unsupported_parameter")
