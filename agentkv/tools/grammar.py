@@ -6,6 +6,7 @@ mask (https://github.com/guidance-ai/llguidance, docs/optimizations.md).
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from agentkv.tools.json_grammar import JsonGrammar
 from agentkv.tools.scalar_grammar import json_text, literal
 from agentkv.tools.schema_merge import Impossible, Unsupported
 from agentkv.tools.tool import Tool
-from agentkv.tools.vocabulary import Vocabulary, vocabulary_of
+from agentkv.tools.vocabulary import Vocabulary, matcher_fault, vocabulary_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["forced_call_mask", "json_mask", "json_or_calls_mask"]
 
-
 _OF_SCHEMA = "the JSON schema"
+_NOT_IN_GRAMMAR = re.compile("doesn't satisfy the grammar|out of range")
+"""What llguidance says of a token that may not stand where it does."""
 
 
 def forced_call_mask(
@@ -129,12 +131,15 @@ class _GrammarMask:
             known = min(self._num_ids, self._vocab_size)
             may[:known] = np.unpackbits(bits, count=known, bitorder="little")
             if self._matcher.is_error():
-                raise GrammarDeadEnd(f"the grammar of {self._of} failed: {_first_line(self._matcher.get_error())}")
+                raise self._failed()
         if self._ended or self._matcher.is_accepting():
             may[list(self._end_token_ids)] = True
         if not may.any():
             raise GrammarDeadEnd(f"after {len(output_token_ids)} tokens of {self._of} the vocabulary has none to go on")
         return torch.from_numpy(may)
+
+    def _failed(self) -> GrammarDeadEnd:
+        return GrammarDeadEnd(f"the grammar of {self._of} failed: {matcher_fault(self._matcher)}")
 
     def _start(self) -> None:
         self._matcher = self._compiled.deep_copy()
@@ -152,8 +157,11 @@ class _GrammarMask:
                 self._ended = token_id in self._end_token_ids and self._matcher.is_accepting()
             if not self._ended and not (token_id < self._num_ids and self._matcher.consume_token(token_id)):
                 place = len(self._consumed)
+                # The matcher may also have met one of its limits, which no other token would have helped.
+                fault = matcher_fault(self._matcher) if self._matcher.is_error() else ""
+                failed = self._failed() if fault and not _NOT_IN_GRAMMAR.search(fault) else None
                 self._start()
-                raise GrammarDeadEnd(
+                raise failed or GrammarDeadEnd(
                     f"token {token_id} at place {place} of the output is not in the grammar of {self._of}"
                 )
             self._consumed.append(token_id)
@@ -214,6 +222,8 @@ def _rule(grammar: JsonGrammar, schema: dict[str, Any], of: str) -> str:
         raise ConfigError(
             f"{of} cannot be forced by a grammar: it uses {error}. Take it out of the schema, or let the model decide"
         ) from None
+    except RecursionError:
+        raise ConfigError(f"{of} cannot be forced by a grammar: its schema is nested too deeply") from None
     except Impossible as error:
         where = f" at {error}" if str(error) else ""
         raise ConfigError(f"{of} cannot be forced by a grammar: its schema allows no value{where} that ends") from None
@@ -221,7 +231,3 @@ def _rule(grammar: JsonGrammar, schema: dict[str, Any], of: str) -> str:
 
 def _names(tools: Sequence[Tool]) -> str:
     return f"tool{'s' if len(tools) > 1 else ''} {', '.join(repr(tool.name) for tool in tools)}"
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]

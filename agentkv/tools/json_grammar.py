@@ -8,6 +8,7 @@ The grammar is a subset of the schema: what it lets through, the schema allows.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ MAX_REPEATS = 3
 """How often a definition may stand within itself."""
 MAX_KEY = 64
 _MOST_RULES = 20_000
+_MOST_DEPTH = 1000
+"""Rules within each other. llguidance calls itself as often, and what is past the end of its stack ends the process."""
 _COMMA = ' ", " '
 _ANY_DEPTH = 2
 _ANY_STRING = 64
@@ -37,6 +40,11 @@ _BY_KEYWORD = (
     ("string", ("pattern", "minLength", "maxLength")),
     ("number", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
 )
+
+_MOST_OPTIONAL = 2000
+"""Properties of an object that may be left out: each is looked at for each token, where all before it are left out."""
+_NAMES_IN_RULE = re.compile(r'"(?:[^"\\]|\\.)*"|\b([rT][0-9]+)\b')
+"""Texts in quotes, which may hold anything, and the names of rules and terminals between them."""
 
 _Stack = tuple[str, ...]
 """The references that are being followed, as often as they are."""
@@ -51,6 +59,7 @@ class JsonGrammar:
     def __init__(self) -> None:
         self._rules: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._depths: dict[str, int] = {}
         self._impossible: set[str] = set()
         self._roots: dict[int, dict[str, Any]] = {}
 
@@ -153,8 +162,10 @@ class JsonGrammar:
         from referencing.exceptions import Unresolvable
 
         definitions: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        validator = Draft202012Validator({**definitions, **schema}, registry=Registry())
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        keyword = "enum" if "enum" in schema else "const"
+        values = schema[keyword] if keyword == "enum" else [schema[keyword]]
+        rest = {key: value for key, value in schema.items() if key != keyword}
+        validator = Draft202012Validator({**definitions, **rest}, registry=Registry())
         try:
             allowed = {json_text(value): value for value in values if validator.is_valid(value)}
         except Unresolvable as error:
@@ -272,6 +283,8 @@ class JsonGrammar:
         for name in sorted(required - properties.keys()):
             properties[name] = schema.get("additionalProperties", True)
         pairs = self._pairs(properties, required, root, stack, where)
+        if sum(not must for _, must in pairs) > _MOST_OPTIONAL:
+            raise Unsupported(f"more than {_MOST_OPTIONAL:,} properties that may be left out", where)
         extra, most = self._extra(others, names, list(properties), root, stack, where), _bounded(MAX_ITEMS, stack)
         least = int(schema.get("minProperties", 0))
         limit = int(schema.get("maxProperties", len(pairs) + most))
@@ -323,16 +336,31 @@ class JsonGrammar:
     def _members(self, pairs: Sequence[tuple[str, bool]], extra: str, most: int) -> str:
         """A rule for the properties in order and the closing brace; what is not required may be left out."""
         more = extra if most > 0 else ""
-        after = self._rule(f'{_times(more, 0, most)} "}}"' if more else '"}"')
-        alone = self._rule(f'"}}" | {more} {_times(more, 0, most - 1)} "}}"' if more else '"}"')
-        # From the last to the first: `after` follows a property that was written, `alone` where none was so far.
-        for pair, must in reversed(pairs):
-            written, comma = f"{pair} {after}", '", " '
-            after, alone = (
-                self._rule(f"{comma}{written}" if must else f"{comma}{written} | {after}"),
-                self._rule(written if must else f"{written} | {alone}"),
-            )
-        return alone
+        after = f'{_times(more, 0, most)} "}}"' if more else '"}"'
+        alone = f'"}}" | {more} {_times(more, 0, most - 1)} "}}"' if more else '"}"'
+        if not pairs:
+            return self._rule(alone)
+        first, _ = self._halves(pairs)
+        if any(must for _, must in pairs):
+            return self._rule(f"{first} {after}")
+        return self._rule(f"{first} {after} | {alone}")
+
+    def _halves(self, pairs: Sequence[tuple[str, bool]]) -> tuple[str, str]:
+        """Rules for one property or more that begin an object, and for those that go on after another one.
+
+        Of halves of halves, for llguidance calls itself as often as rules stand within each other, on a stack that
+        ends: a chain of thousands of properties, each within the one before, would end the process.
+        """
+        if len(pairs) == 1:
+            ((pair, must),) = pairs
+            return self._rule(pair), self._rule(f'", " {pair}' if must else f'"" | ", " {pair}')
+        middle = len(pairs) // 2
+        first, rest = self._halves(pairs[:middle])
+        later_first, later_rest = self._halves(pairs[middle:])
+        begins = f"{first} {later_rest}"
+        if not any(must for _, must in pairs[:middle]):
+            begins += f" | {later_first}"
+        return self._rule(begins), self._rule(f"{rest} {later_rest}")
 
     # Anything at all
 
@@ -365,8 +393,13 @@ class JsonGrammar:
         if key not in self._names:
             if len(self._rules) >= _MOST_RULES:
                 raise Unsupported(f"so much nesting that it takes more than {_MOST_RULES:,} rules", "")
-            self._names[key] = f"{letter}{len(self._rules)}"
-            self._rules[self._names[key]] = body
+            name = f"{letter}{len(self._rules)}"
+            inner = _NAMES_IN_RULE.findall(body) if letter == "r" else ()
+            self._depths[name] = 1 + max((self._depths[each] for each in inner if each), default=0)
+            if self._depths[name] > _MOST_DEPTH:
+                raise Unsupported(f"nesting deeper than {_MOST_DEPTH:,} rules", "")
+            self._names[key] = name
+            self._rules[name] = body
         return self._names[key]
 
 

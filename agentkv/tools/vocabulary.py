@@ -15,9 +15,11 @@ from agentkv.tools.scalar_grammar import literal
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["Vocabulary", "vocabulary_of"]
+__all__ = ["Vocabulary", "matcher_fault", "vocabulary_of"]
 
 _MOST_COMPILED = 64
+_MOST_ITEMS = 8000
+"""What may come next at one place, several for each property that may: 2,000 properties take 40 ms a token."""
 
 _END = "\ue000end of the grammar\ue000"
 
@@ -66,19 +68,27 @@ class Vocabulary:
 
     def compiled(self, grammar: str, of: str) -> LLMatcher:
         """The grammar at its start, to be copied and never fed. ConfigError, which names `of`, where it is none."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         with self._lock:
             if grammar not in self._compiled:
-                matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
-                if matcher.is_error():
-                    reason = re.sub(r"\s+", " ", matcher.get_error().partition("\n")[0])
-                    raise ConfigError(f"{of} cannot be forced by a grammar: {reason}")
+                limits = LLParserLimits(max_items_in_row=_MOST_ITEMS)
+                matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
+                tried = matcher.deep_copy()
+                if not tried.is_error():
+                    tried.compute_bitmask()  # Which finds limits that compiling does not.
+                if tried.is_error():
+                    raise ConfigError(f"{of} cannot be forced by a grammar: {matcher_fault(tried)}")
                 self._compiled[grammar] = matcher
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)
             return self._compiled[grammar]
+
+
+def matcher_fault(matcher: LLMatcher) -> str:
+    """What llguidance says is wrong, in one line."""
+    return re.sub(r"\s+", " ", matcher.get_error().strip().partition("\n")[0])
 
 
 _vocabularies: weakref.WeakKeyDictionary[Any, Vocabulary] = weakref.WeakKeyDictionary()
