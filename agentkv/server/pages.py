@@ -8,6 +8,8 @@ cannot forge and programs do not send.
 
 from __future__ import annotations
 
+import re
+
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -17,6 +19,7 @@ from .errors import ApiError
 __all__ = ["refuse_other_pages"]
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]*)?")
 
 
 def refuse_other_pages(scope: Scope, headers: Headers, config: ServerConfig) -> None:
@@ -54,9 +57,9 @@ def _own_names(scope: Scope, config: ServerConfig) -> set[str]:
 
 
 def _name_of(host: str) -> str:
-    """Without the port."""
-    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-    return name.lower().removesuffix(".")
+    """Without the port; what is no name with a port is a name of its own, which is nobody's."""
+    fits = _HOST.fullmatch(host)
+    return (fits[1].removesuffix(".") if fits else host).lower()
 
 
 def _bracketed(name: str) -> str:

@@ -46,9 +46,27 @@ async def test_where_a_key_is_needed_it_is_all_that_is_needed(door: Any) -> None
         assert (await client.post(CHAT, content=BODY, headers=from_a_page)).status_code == 200
 
 
+_ODD = (
+    "[::1]evil",
+    "[::1]evil:80",
+    "[::1",
+    "localhost:80@example.org",
+    "localhost:x",
+    "localhost:80:80",
+    "[localhost]",
+)
+
+
 async def test_a_name_that_was_made_to_point_here_is_refused(door: Any) -> None:
     async with scripted_runtime([]) as runtime, door(runtime) as client:
-        for host in ("example.org", "example.org:8000", "127.0.0.1.example.org", "localhost@example.org", "[::2]"):
+        for host in (
+            "example.org",
+            "example.org:8000",
+            "127.0.0.1.example.org",
+            "localhost@example.org",
+            "[::2]",
+            *_ODD,
+        ):
             error = refusal_of(await client.get("/v1/models", headers={"host": host}), 403)
             assert error["code"] == "unknown_host"
             assert "to localhost, 127.0.0.1, [::1], not to" in error["message"]
