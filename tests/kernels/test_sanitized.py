@@ -11,7 +11,7 @@ import pytest
 from agentkv_kernels.cpu import building
 
 DRIVER = Path(__file__).parent / "sanitized" / "driver.cpp"
-SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O0")
 
 
 @pytest.fixture(scope="module")

@@ -27,22 +27,31 @@ enum class Mode {
 constexpr int cut(int a, int b) { return a < b ? a : b; }
 constexpr int raise(int a, int b) { return a > b ? a : b; }
 
-// Powers of two: Cephes' exp2f, its polynomial on [-0.5, 0.5] within 1.7e-7.
-inline F16 exp2(F16 x) {
+// Powers of two. fp32: Cephes' exp2f, its polynomial on [-0.5, 0.5] within 1.7e-7. For probabilities that are rounded
+// to bf16 a shorter one does, within 7.5e-5.
+template <Mode mode> inline F16 exp2(F16 x) {
     const F16 whole = round_to_int(x), rest = sub(x, whole);
-    F16 p = all(1.535336188319500e-4f);
-    p = fma(p, rest, all(1.339887440266574e-3f));
-    p = fma(p, rest, all(9.618437357674640e-3f));
-    p = fma(p, rest, all(5.550332471162809e-2f));
-    p = fma(p, rest, all(2.402264791363012e-1f));
-    p = fma(p, rest, all(6.931472028550421e-1f));
-    p = fma(p, rest, all(1.0f));
+    F16 p;
+    if constexpr (mode == Mode::dot) {
+        p = fma(all(0.05517153f), rest, all(0.24261111f));
+        p = fma(p, rest, all(0.693261f));
+        p = fma(p, rest, all(0.99992806f));
+    } else {
+        p = fma(all(1.535336188319500e-4f), rest, all(1.339887440266574e-3f));
+        p = fma(p, rest, all(9.618437357674640e-3f));
+        p = fma(p, rest, all(5.550332471162809e-2f));
+        p = fma(p, rest, all(2.402264791363012e-1f));
+        p = fma(p, rest, all(6.931472028550421e-1f));
+        p = fma(p, rest, all(1.0f));
+    }
     return times_power(p, whole);
 }
 
+inline float exp2_of(float x) { return first(exp2<Mode::fp32>(all(x))); }
+
 // cap * tanh(x), by 1 - 2 / (2^(2x log2 e) + 1).
 inline F16 bent(F16 x, float cap) {
-    const F16 e = add(exp2(mul(x, all(2 * LOG2E))), all(1));
+    const F16 e = add(exp2<Mode::fp32>(mul(x, all(2 * LOG2E))), all(1));
     return mul(all(cap), sub(all(1), div(all(2), e)));
 }
 
@@ -54,11 +63,16 @@ struct Scores {
     float *row(int r) const { return rows + static_cast<int64_t>(r) * width; }
 };
 
-inline void prefetch(const char *p) { __builtin_prefetch(p, 0, 3); }
+// Rows whose scores are kept at once, bytes of the pages of a block, which stay in the second level of cache meanwhile,
+// and how many tiles ahead memory is asked for. Measured on Zen 4; all three are flat within a factor of two.
+constexpr int CHUNK_ROWS = 12, BLOCK_BYTES = 256 << 10, AHEAD = 8;
+
+// Asks for a line into the second level of cache, which takes more requests at once than the first.
+inline void prefetch(const char *p) { __builtin_prefetch(p, 0, 2); }
 
 // Scores of ROWS rows and KEY_TILES tiles. Queries are [row][key_size], fp32 or bf16. With `next`, tiles to come are
 // asked for on the way.
-template <Mode mode, int ROWS, bool AHEAD>
+template <Mode mode, int ROWS, bool ASK>
 inline void score_tiles(const void *query, int key_size, char *const *keys, char *const *next, float *out, int width) {
     F16 sums[ROWS][KEY_TILES];
 #pragma GCC unroll 8
@@ -68,7 +82,7 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
     // A line of a tile is 16 words: one element of 16 keys in fp32, a pair of them in bf16.
     const int lines = mode == Mode::fp32 ? key_size : key_size / 2;
     for (int i = 0; i < lines; ++i) {
-        if constexpr (AHEAD) {
+        if constexpr (ASK) {
 #pragma GCC unroll 8
             for (int t = 0; t < KEY_TILES; ++t) prefetch(next[t] + i * 64);
         }
@@ -121,7 +135,7 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
 
 // Adds the values of some tiles, times their probabilities, to ROWS rows of sums [row][sum_width], VECTORS vectors from
 // `column` on. What is in the sums already is scaled first, by a factor for each row.
-template <Mode mode, int ROWS, int VECTORS, bool AHEAD>
+template <Mode mode, int ROWS, int VECTORS, bool ASK>
 inline void add_values(Scores probs, int row, char *const *values, int tiles, int value_size, int column, float *out,
                        int sum_width, const float *factors) {
     F16 sums[ROWS][VECTORS];
@@ -134,9 +148,9 @@ inline void add_values(Scores probs, int row, char *const *values, int tiles, in
     const int lines = mode == Mode::fp32 ? TILE : TILE / 2;
     for (int t = 0; t < tiles; ++t) {
         const char *from = values[t] + column * 4;
-        const char *next = values[t + 1] + column * 4;
+        const char *next = values[t + AHEAD] + column * 4;
         for (int i = 0; i < lines; ++i, from += value_size * 4, next += value_size * 4) {
-            if constexpr (AHEAD) {
+            if constexpr (ASK) {
 #pragma GCC unroll 8
                 for (int n = 0; n < VECTORS; ++n) prefetch(next + n * 64);
             }
@@ -203,10 +217,10 @@ template <Mode mode> struct ScoreRows {
     char *const *next;
     float *out;
     int width;
-    bool ahead;
+    bool ask;
 
     template <int ROWS> void call() const {
-        if (ahead)
+        if (ask)
             score_tiles<mode, ROWS, true>(query, key_size, keys, next, out, width);
         else
             score_tiles<mode, ROWS, false>(query, key_size, keys, next, out, width);
@@ -221,10 +235,10 @@ template <Mode mode, int ROWS> struct AddVectors {
     float *out;
     int sum_width;
     const float *factors;
-    bool ahead;
+    bool ask;
 
     template <int VECTORS> void call() const {
-        if (ahead)
+        if (ask)
             add_values<mode, ROWS, VECTORS, true>(probs, row, values, tiles, value_size, column, out, sum_width, factors);
         else
             add_values<mode, ROWS, VECTORS, false>(probs, row, values, tiles, value_size, column, out, sum_width, factors);
@@ -239,14 +253,14 @@ template <Mode mode> struct AddRows {
     float *out;
     int sum_width;
     const float *factors;
-    bool ahead;
+    bool ask;
 
     template <int ROWS> void call() const {
         for (int column = 0; column < sum_width; column += 16 * VALUE_VECTORS)
             with_count<VALUE_VECTORS>(
                 cut(VALUE_VECTORS, (sum_width - column) / 16),
                 AddVectors<mode, ROWS>{probs, row, values, tiles, value_size, column, out + column, sum_width, factors,
-                                       ahead});
+                                       ask});
     }
 };
 
@@ -267,39 +281,36 @@ struct Running {
 };
 
 // Turns a row of scores into probabilities of keys from .. to among `tiles` tiles, and 0 elsewhere; returns the factor
-// for what was summed before. A score is `factor` times what stands there, bent by the softcap where there is one.
+// for what was summed before. A score is `slope` times what stands there, bent by the softcap where there is one.
 template <Mode mode>
-inline float soften(float *row, int tiles, int from, int to, float factor, float softcap, Running &running) {
-    const int first_tile = from / TILE, stop_tile = from < to ? (to + TILE - 1) / TILE : first_tile;
-    const F16 scale = all(factor);
-    float top_now = NO_SCORE;
-    if (first_tile < stop_tile) {
-        F16 tops = all(NO_SCORE);
+inline float soften(float *row, int tiles, int from, int to, float slope, float softcap, Running &running) {
+    const int first_tile = from < to ? from / TILE : tiles, stop_tile = from < to ? (to + TILE - 1) / TILE : tiles;
+    if (softcap != 0 || slope <= 0) {
         for (int t = first_tile; t < stop_tile; ++t) {
-            F16 score = mul(load(row + t * TILE), scale);
-            if (softcap != 0) {
-                score = bent(score, softcap * LOG2E);
-                store(row + t * TILE, score);
-            }
-            const int base = t * TILE;
-            if (base < from || base + TILE > to) score = within(score, raise(from - base, 0), cut(to - base, TILE), NO_SCORE);
-            tops = max(score, tops);
+            const F16 score = mul(load(row + t * TILE), all(slope));
+            store(row + t * TILE, softcap != 0 ? bent(score, softcap * LOG2E) : score);
         }
-        top_now = top(tops);
+        slope = 1;
     }
+    F16 tops = all(NO_SCORE), other_tops = tops;
+    if (first_tile < stop_tile) {
+        // Only the first and the last tile hold keys that are hidden.
+        const int last = stop_tile - 1;
+        store(row + last * TILE, within(load(row + last * TILE), 0, to - last * TILE, NO_SCORE));
+        store(row + first_tile * TILE, within(load(row + first_tile * TILE), from - first_tile * TILE, TILE, NO_SCORE));
+        int t = first_tile;
+        for (; t + 1 < stop_tile; t += 2) {
+            tops = max(load(row + t * TILE), tops);
+            other_tops = max(load(row + (t + 1) * TILE), other_tops);
+        }
+        if (t < stop_tile) tops = max(load(row + t * TILE), tops);
+    }
+    const float top_now = top(max(tops, other_tops)) * slope;
     const float top_new = top_now > running.top ? top_now : running.top;
-    const float shrink = ::first(exp2(all(running.top - top_new)));
+    const float shrink = exp2_of(running.top - top_new);
     running.top = top_new;
     F16 total = mul(load(running.total), all(shrink));
-    const F16 slope = softcap != 0 ? all(1) : scale, shift = all(-top_new);
-    for (int t = 0; t < tiles; ++t) {
-        F16 p = zero();
-        if (t >= first_tile && t < stop_tile) {
-            const int base = t * TILE;
-            p = exp2(fma(load(row + base), slope, shift));
-            if (base < from || base + TILE > to) p = within(p, raise(from - base, 0), cut(to - base, TILE), 0);
-            total = add(total, p);
-        }
+    const auto put = [row](int t, F16 p) {
         if constexpr (mode == Mode::dot) {
 #if defined(__AVX512BF16__)
             // Two bf16 tiles take the place of one of fp32, so no score is overwritten before it is read.
@@ -308,7 +319,14 @@ inline float soften(float *row, int tiles, int from, int to, float factor, float
         } else {
             store(row + t * TILE, p);
         }
+    };
+    for (int t = 0; t < first_tile; ++t) put(t, zero());
+    for (int t = first_tile; t < stop_tile; ++t) {
+        const F16 p = exp2<mode>(fma(load(row + t * TILE), all(slope), all(-top_new)));
+        total = add(total, p);
+        put(t, p);
     }
+    for (int t = stop_tile; t < tiles; ++t) put(t, zero());
     store(running.total, total);
     return shrink;
 }
@@ -360,15 +378,15 @@ inline void gather_tile(const Layout &layout, const Item &item, int head, int ba
 
 // How one item's memory is divided.
 struct Sizes {
-    int rows, block_tiles, score_width, sum_width;
+    int rows, chunk_rows, block_tiles, score_width, sum_width;
     size_t tile_bytes;
 
     Sizes(const Work &work, int num_rows) {
         const akv_layer *layer = work.layer;
         rows = num_rows * (work.call->num_heads / layer->kv_heads);
-        // Scores stay within the second level of cache; many rows use a tile often enough while it is in the first.
-        const int most = 24576 / rows / TILE / 4 * 4;
-        block_tiles = cut(raise(most, 8), 32);
+        chunk_rows = cut(rows, CHUNK_ROWS);
+        const int most = static_cast<int>(BLOCK_BYTES / (Layout(layer).token_bytes * TILE)) / 4 * 4;
+        block_tiles = cut(raise(most, 8), 64);
         score_width = block_tiles * TILE + 16;
         sum_width = (layer->value_size + 15) / 16 * 16;
         tile_bytes = static_cast<size_t>(Layout(layer).token_bytes) * TILE + SLACK;
@@ -376,14 +394,14 @@ struct Sizes {
 
     static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
     size_t query_bytes(const Work &work) const { return rounded(static_cast<size_t>(rows) * work.layer->key_size * 4); }
-    size_t score_bytes() const { return rounded(sizeof(float) * rows * score_width); }
+    size_t score_bytes() const { return rounded(sizeof(float) * chunk_rows * score_width); }
     size_t sum_bytes() const { return rounded(sizeof(float) * rows * sum_width); }
     size_t running_bytes() const { return rounded(sizeof(Running) * rows); }
-    size_t factor_bytes() const { return rounded(sizeof(float) * rows); }
-    size_t pointer_bytes() const { return rounded(sizeof(char *) * (block_tiles + 8)); }
+    size_t factor_bytes() const { return rounded(sizeof(float) * chunk_rows); }
+    size_t pointer_bytes() const { return rounded(sizeof(char *) * (2 * block_tiles + AHEAD + 2 * KEY_TILES)); }
     size_t gathered_bytes() const { return rounded(tile_bytes) * block_tiles; }
     size_t all(const Work &work) const {
-        return query_bytes(work) + score_bytes() + sum_bytes() + running_bytes() + factor_bytes() + 2 * pointer_bytes() +
+        return query_bytes(work) + score_bytes() + sum_bytes() + running_bytes() + factor_bytes() + pointer_bytes() +
                gathered_bytes() + 64;
     }
 };
@@ -409,8 +427,6 @@ template <Mode mode> inline void pack_queries(const Work &work, const Item &item
                     static_cast<float *>(out)[row + d] = float_of(static_cast<const uint16_t *>(call->query)[at + d]);
         }
 }
-
-inline float exp2_of(float x) { return first(exp2(all(x))); }
 
 // The answer of a row, or its part of one.
 inline void finish(const Work &work, const Row &row, int head, const Running &running, const float *sums) {
@@ -454,7 +470,6 @@ template <Mode mode> void attend_item(const Work &work, const Item &item, int he
     Running *running = reinterpret_cast<Running *>(take(sizes.running_bytes()));
     float *factors = reinterpret_cast<float *>(take(sizes.factor_bytes()));
     char **keys = reinterpret_cast<char **>(take(sizes.pointer_bytes()));
-    char **values = reinterpret_cast<char **>(take(sizes.pointer_bytes()));
     char *gathered = take(sizes.gathered_bytes());
 
     pack_queries<mode>(work, item, head, group, query);
@@ -463,10 +478,13 @@ template <Mode mode> void attend_item(const Work &work, const Item &item, int he
     memset(running, 0, sizes.running_bytes());
     for (int r = 0; r < rows; ++r) running[r].top = NO_SCORE;
 
-    const float factor = call->softcap != 0 ? call->scale / call->softcap : call->scale * LOG2E;
-    const bool ahead = rows <= MAX_ROWS && layout.tiled;
+    const float slope = call->softcap != 0 ? call->scale / call->softcap : call->scale * LOG2E;
+    const bool ahead = layout.tiled;
     for (int start = item.key_begin / TILE * TILE; start < item.key_end; start += sizes.block_tiles * TILE) {
         const int tiles = cut(sizes.block_tiles, (item.key_end - start + TILE - 1) / TILE);
+        // Pointers stand in the order in which they are followed, so that what is wanted soon is asked for soon enough.
+        const int padded = (tiles + KEY_TILES - 1) / KEY_TILES * KEY_TILES;
+        char **values = keys + padded;
         for (int t = 0; t < tiles; ++t) {
             const int base = start + t * TILE;
             const int from = raise(item.key_begin - base, 0), to = cut(item.key_end - base, TILE);
@@ -484,33 +502,41 @@ template <Mode mode> void attend_item(const Work &work, const Item &item, int he
                 values[t] = spare + key_size * TILE * layout.item;
             }
         }
-        // Behind the last tile stand harmless ones: scores are computed KEY_TILES at a time, and tiles asked for ahead.
-        const int padded = (tiles + KEY_TILES - 1) / KEY_TILES * KEY_TILES;
+        // Scores are computed KEY_TILES at a time.
         for (int t = tiles; t < padded; ++t) keys[t] = keys[tiles - 1];
-        values[tiles] = values[tiles - 1];
+        // What comes after: the keys of the next block, where there is one; else what was just read, which costs nothing.
+        char **after = values + tiles;
+        for (int t = 0; t < AHEAD + KEY_TILES; ++t) {
+            const int base = start + (sizes.block_tiles + t) * TILE;
+            after[t] = ahead && base < item.key_end
+                           ? layout.tile(item.pages[base / layer->page_size], head, base % layer->page_size)
+                           : values[tiles - 1];
+        }
 
-        for (int t = 0; t < padded; t += KEY_TILES) {
-            // The first values are wanted after the last keys.
-            char *const *next = t + KEY_TILES < padded ? keys + t + KEY_TILES : values;
-            in_turns(rows, [&](int row, int count) {
-                with_count<MAX_ROWS>(count, ScoreRows<mode>{query + static_cast<int64_t>(row) * query_row_bytes, key_size,
-                                                            keys + t, next, scores.row(row) + t * TILE, scores.width,
-                                                            ahead && (next != values || tiles >= KEY_TILES)});
+        // So many rows at a time that their scores stay in the first level of cache; the pages are in the second then.
+        for (int low = 0; low < rows; low += sizes.chunk_rows) {
+            const int count = cut(sizes.chunk_rows, rows - low);
+            for (int t = 0; t < padded; t += KEY_TILES)
+                in_turns(count, [&](int row, int turn_rows) {
+                    with_count<MAX_ROWS>(
+                        turn_rows, ScoreRows<mode>{query + static_cast<int64_t>(low + row) * query_row_bytes, key_size,
+                                                   keys + t, keys + t + AHEAD, scores.row(row) + t * TILE, scores.width,
+                                                   ahead && low + row == 0});
+                });
+            for (int r = 0; r < count; ++r) {
+                const int position = work.rows[item.first_row + (low + r) / group].position;
+                int from = item.key_begin, to = cut(item.key_end, position + 1);
+                if (call->window) from = raise(from, position - call->window + 1);
+                from = raise(from - start, 0);
+                to = cut(to - start, tiles * TILE);
+                factors[r] = soften<mode>(scores.row(r), tiles, from, to, slope, call->softcap, running[low + r]);
+            }
+            in_turns(count, [&](int row, int turn_rows) {
+                with_count<MAX_ROWS>(turn_rows, AddRows<mode>{scores, row, values, tiles, layer->value_size,
+                                                              sums + static_cast<int64_t>(low + row) * sizes.sum_width,
+                                                              sizes.sum_width, factors + row, ahead && low + row == 0});
             });
         }
-        for (int r = 0; r < rows; ++r) {
-            const int position = work.rows[item.first_row + r / group].position;
-            int from = item.key_begin, to = cut(item.key_end, position + 1);
-            if (call->window) from = raise(from, position - call->window + 1);
-            from = raise(from - start, 0);
-            to = cut(to - start, tiles * TILE);
-            factors[r] = soften<mode>(scores.row(r), tiles, from, to, factor, call->softcap, running[r]);
-        }
-        in_turns(rows, [&](int row, int count) {
-            with_count<MAX_ROWS>(count, AddRows<mode>{scores, row, values, tiles, layer->value_size,
-                                                      sums + static_cast<int64_t>(row) * sizes.sum_width,
-                                                      sizes.sum_width, factors + row, ahead});
-        });
     }
     for (int r = 0; r < rows; ++r)
         finish(work, work.rows[item.first_row + r / group], head * group + r % group, running[r],

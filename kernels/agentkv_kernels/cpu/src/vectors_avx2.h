@@ -53,9 +53,9 @@ inline F16 round_to_int(F16 x) {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
 }
-// The power is built as the exponent of a float, which has room for -126 .. 127.
+// The power is built as the exponent of a float, which has room for -126 .. 127; below that it is 0.
 inline __m256 power_of_two(__m256 n) {
-    n = _mm256_min_ps(_mm256_max_ps(n, _mm256_set1_ps(-126)), _mm256_set1_ps(127));
+    n = _mm256_min_ps(_mm256_max_ps(n, _mm256_set1_ps(-127)), _mm256_set1_ps(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline F16 times_power(F16 x, F16 n) { return mul(x, {power_of_two(n.a), power_of_two(n.b)}); }

@@ -71,7 +71,7 @@ inline F16 round_to_int(F16 a) {
     });
 }
 inline F16 times_power(F16 a, F16 n) {
-    const V4 least = {-126, -126, -126, -126}, most = {127, 127, 127, 127};
+    const V4 least = {-127, -127, -127, -127}, most = {127, 127, 127, 127};
     return each([&](int i) {
         V4 m = n.v[i] > least ? n.v[i] : least;
         m = m < most ? m : most;
