@@ -178,4 +178,3 @@ def _mine(store: KVStore) -> HeadMajorStore:
     if not isinstance(store, HeadMajorStore):
         raise TypeError(f"the reference backend needs a store that it made, got {type(store).__name__}")
     return store
-

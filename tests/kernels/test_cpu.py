@@ -18,8 +18,8 @@ from support.naive_attention import dense_attention, naive_attention
 from support.pages import PagedStep, paged_step
 
 FP32, BF16 = torch.float32, torch.bfloat16
-# fp32 as in test_attend, and powers of two within 1.7e-7, which is 3 roundings. bf16: probabilities are rounded once, by
-# 2**-8 of them at most, and so is the result; values stay below 5.
+# fp32 as in test_attend, and powers of two within 1.7e-7, which is 3 roundings. bf16: probabilities are rounded once,
+# by 2**-8 of them at most, and so is the result; values stay below 5.
 BOUNDS = {FP32: (0.0, 1e-5), BF16: (2 * 2**-8, 5 * 2 * 2**-8)}
 """(relative, absolute)"""
 

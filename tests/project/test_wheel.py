@@ -56,7 +56,11 @@ def test_every_file_of_the_packages_is_in_the_wheel_the_shop_of_the_demo_among_t
         names = set(archive.namelist())
     for package, folder in (("agentkv", ""), ("agentkv_kernels", "kernels"), ("agentkv_radix", "radix")):
         top = ROOT / folder
-        files = {path for path in (top / package).rglob("*") if path.is_file() and not {"__pycache__", "built"} & set(path.parts)}
+        files = {
+            path
+            for path in (top / package).rglob("*")
+            if path.is_file() and not {"__pycache__", "built"} & set(path.parts)
+        }
         assert {path.relative_to(top).as_posix() for path in files} <= names
     shop = {f"agentkv/main_job/shop/{name}" for name in ("complaints.md", "orders.py", "prices.py", "rules.md")}
     assert shop <= names
@@ -132,7 +136,9 @@ def test_all_three_packages_import_from_the_wheel_alone(wheel: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_compiler_the_wheel_is_built_with_one_warning_and_the_reference_backend_serves(tmp_path: Path) -> None:
+def test_without_a_compiler_the_wheel_is_built_with_one_warning_and_the_reference_backend_serves(
+    tmp_path: Path,
+) -> None:
     if importlib.util.find_spec("hatchling") is None:
         pytest.skip("hatchling is not installed here; make venv brings it")
     source = tmp_path / "source"

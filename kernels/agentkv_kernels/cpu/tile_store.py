@@ -63,9 +63,7 @@ class TileStore(KVStore):
         check_copies(src_page_ids, dst_page_ids)
         src, dst = self.page_index(src_page_ids), self.page_index(dst_page_ids)
         count = len(src_page_ids)
-        if count and self._calls.akv_copy(
-            self.described, len(self.layers), src.data_ptr(), dst.data_ptr(), count
-        ):
+        if count and self._calls.akv_copy(self.described, len(self.layers), src.data_ptr(), dst.data_ptr(), count):
             raise MemoryError(f"{count * self.page_bytes:,} bytes to copy pages by cannot be had")
 
     def fill_slots(self, slots: Sequence[int], value: float) -> None:
