@@ -25,8 +25,8 @@ def why_unsupported(spec: LayerSpec) -> str | None:
     if spec.dtype not in DTYPES:
         return f"{spec.dtype} is not among {', '.join(map(str, DTYPES))}"
     for name, size in (("key", spec.key_size), ("value", spec.value_size)):
-        if size % 8 or size > _MOST_ELEMENTS:
-            return f"{name}s of {size} elements per head; multiples of 8 up to {_MOST_ELEMENTS} are wanted"
+        if size % 2 or size > _MOST_ELEMENTS:
+            return f"{name}s of {size} elements per head; even numbers up to {_MOST_ELEMENTS} are wanted"
     return None
 
 

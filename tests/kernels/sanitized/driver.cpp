@@ -206,7 +206,7 @@ void one_step(const Shape &shape, const std::vector<Lengths> &lengths, bool shar
 }  // namespace
 
 int main() {
-    const int sizes[][2] = {{8, 8}, {64, 64}, {24, 40}, {128, 96}, {256, 72}};
+    const int sizes[][2] = {{8, 8}, {64, 64}, {24, 40}, {12, 22}, {128, 96}, {256, 72}};
     const int page_sizes[] = {1, 4, 16, 24, 32};
     int turn = 0;
     for (const auto &size : sizes)
