@@ -213,19 +213,17 @@ def test_a_slot_that_the_store_does_not_have_is_refused_before_anything_is_writt
         (LayerSpec(2, 64, 64, torch.float16), r"torch\.float16 is not among torch\.float32, torch\.bfloat16"),
     ],
 )
-def test_a_layer_that_the_kernels_are_not_made_for_is_served_by_the_reference_which_is_told(spec, why, caplog):
-    backend = get_backend("cpu")
+def test_a_layer_that_the_kernels_are_not_made_for_is_served_by_the_reference_which_is_told(cpu, spec, why, caplog):
     with caplog.at_level(logging.WARNING, logger="agentkv"):
-        step = paged_step(backend, [1, 4], [20, 9], spec=spec, num_heads=4, page_size=16)
+        step = paged_step(cpu, [1, 4], [20, 9], spec=spec, num_heads=4, page_size=16)
     assert len(caplog.records) == 1
     assert caplog.records[0].levelname == "WARNING"
     assert re.search(f"layer 0 has {why}: the reference backend serves this model", caplog.text)
     reference = paged_step(get_backend("reference"), [1, 4], [20, 9], spec=spec, num_heads=4, page_size=16)
     assert torch.equal(step.attend(), reference.attend())
-    backend.copy_pages(step.store, [1], [2])
+    cpu.copy_pages(step.store, [1], [2])
 
 
-def test_the_backend_of_a_name_is_this_one_and_says_what_it_runs_on():
-    backend = get_backend("cpu")
-    assert isinstance(backend, CpuBackend)
-    assert backend.instruction_set in backend.description
+def test_the_backend_says_what_it_runs_on(cpu):
+    assert isinstance(get_backend("cpu"), CpuBackend)
+    assert f"compiled for {cpu.instruction_set}, which was asked for" in cpu.description
