@@ -31,7 +31,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     objects, threads = building.compile_objects(command, folder, *SANITIZED)
     program = folder / "driver"
     subprocess.run(
-        [*command, "-std=c++17", *SANITIZED, *threads, str(DRIVER), *objects, "-o", str(program)], check=True
+        [*command, "-std=c++17", *SANITIZED, "-O2", *threads, str(DRIVER), *objects, "-o", str(program)], check=True
     )
     return program
 
