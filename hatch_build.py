@@ -30,6 +30,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         built = building.packaged()
         try:
             if built is None and version == "editable":
+                shutil.rmtree(building.BUILT, ignore_errors=True)  # Of older sources, which nothing would load.
                 building.build(building.BUILT / building.library_name())
             elif built is None:
                 self._folder = tempfile.mkdtemp(prefix="agentkv-kernels-")
