@@ -176,6 +176,23 @@ def test_sequences_that_read_shared_pages_together_answer_as_they_do_apart(cpu, 
     torch.testing.assert_close(other, expected, rtol=rtol, atol=2 * atol)
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("page_size", [8, 16])
+def test_a_long_shared_run_that_threads_part_among_them_loses_no_key(cpu, page_size, window):
+    shared, own = 1600 // page_size, 48 // page_size
+    tables = [[*range(1, shared + 1), *range(shared + 1 + i * own, shared + 1 + (i + 1) * own)] for i in range(3)]
+    num_pages = shared + 3 * own + 1
+    store, draw = cpu.make_store([LayerSpec(2, 32, 32, FP32)], num_pages, page_size, "cpu"), torch.Generator()
+    key, value = (torch.randn(num_pages * page_size, 2, 32, generator=draw) for _ in range(2))
+    cpu.store_kv(store, 0, key, value, torch.arange(num_pages * page_size))
+    lengths, run = ([1, 2, 1], [1645, 1640, 1601]), SharedRun((0, 1, 2), 0, shared)
+    apart, together = (plan(*lengths, tables, page_size=page_size, shared=runs) for runs in ([], [run]))
+    query = torch.randn(4, 6, 32, generator=draw)
+    one, other = (cpu.attend(store, 0, query, step, scale=0.2, window=window) for step in (apart, together))
+    torch.testing.assert_close(other, one, rtol=0, atol=BOUNDS[FP32][1])
+
+
 def test_shared_pages_are_read_once_and_own_pages_once_for_each(cpu):
     shared, own, count = 128, 4, 16
     tables = [[*range(1, shared + 1), *range(shared + 1 + i * own, shared + 1 + (i + 1) * own)] for i in range(count)]

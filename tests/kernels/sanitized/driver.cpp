@@ -81,8 +81,8 @@ struct Lengths {
     int query, context;
 };
 
-// Sequences 0 and 1 have their first two pages in common where `shared` says so.
-void one_step(const Shape &shape, const std::vector<Lengths> &lengths, bool shared, int threads) {
+// Sequences 0 and 1 have their first pages, as many as `shared` says, in common.
+void one_step(const Shape &shape, const std::vector<Lengths> &lengths, int shared, int threads) {
     const int heads = shape.kv_heads * shape.group, num_seqs = static_cast<int>(lengths.size()), P = shape.page_size;
     int max_pages = 0, num_tokens = 0, num_pages = 1;
     std::vector<int32_t> query_lens, seq_lens;
@@ -114,7 +114,7 @@ void one_step(const Shape &shape, const std::vector<Lengths> &lengths, bool shar
         for (size_t i = 0; i < n * shape.key_size; ++i) keys[s].set(i, normal());
         for (size_t i = 0; i < n * shape.value_size; ++i) values[s].set(i, normal());
         if (shared && s == 1)
-            for (int p = 0; p < 2; ++p) {
+            for (int p = 0; p < shared; ++p) {
                 table[max_pages + p] = table[p];
                 for (int64_t i = 0; i < static_cast<int64_t>(P) * shape.kv_heads * shape.key_size; ++i)
                     keys[1].set(p * P * shape.kv_heads * shape.key_size + i,
@@ -134,7 +134,7 @@ void one_step(const Shape &shape, const std::vector<Lengths> &lengths, bool shar
     std::vector<float> sinks;
     for (int h = 0; h < heads; ++h) sinks.push_back(static_cast<float>(normal()));
 
-    const akv_run run = {0, 2, 0, 2};
+    const akv_run run = {0, shared, 0, 2};
     const int32_t members[] = {0, 1};
     const akv_step step = {query_lens.data(), seq_lens.data(), table.data(), &run, members,
                            num_seqs, num_tokens, max_pages, shared ? 1 : 0};
@@ -217,11 +217,11 @@ int main() {
                 const Shape shape = {dtype, 1 + turn % 3, group, size[0], size[1], page_size,
                                      turn % 4 == 1 ? 7 : 0, turn % 5 == 2 ? 3.f : 0.f, turn % 3 == 0};
                 one_step(shape, {{1, 2 * page_size}, {1, 2 * page_size + 5}, {3, 0}, {1, 0}, {37, 30}, {1, 3 * page_size - 1}},
-                         turn % 2 == 0, threads);
+                         turn % 2 == 0 ? 2 : 0, threads);
             }
     const Shape wide = {AKV_BF16, 1, 4, 64, 64, 16, 0, 0, false};
-    one_step(wide, {{1, 700}, {40, 600}}, false, 3);
-    one_step(wide, {{1, 700}, {40, 600}}, true, 3);
+    one_step(wide, {{1, 700}, {40, 600}}, 0, 3);
+    one_step(wide, {{1, 700}, {40, 600}}, 36, 3);
     printf("%d failed\n", failures);
     return failures != 0;
 }

@@ -65,8 +65,9 @@ struct Plan {
     std::vector<Row> rows;
     std::vector<Merge> merges;
     int32_t num_slots = 0;
-    // Of each sequence: tokens in its runs, number of runs, its first packed token. Of each token: its first slot.
-    std::vector<int32_t> shared, num_runs, first_token, first_slot, used;
+    // Of each sequence: tokens in its runs, items of these, its first packed token, items added. Of each token: its first
+    // slot.
+    std::vector<int32_t> shared, num_parts, first_token, used, first_slot;
 
     void make(const akv_layer &layer, const akv_step &step, const akv_call &call) {
         clear(step);
@@ -74,13 +75,19 @@ struct Plan {
             for (int m = 0; m < step.runs[r].num_members; ++m) {
                 const int s = step.run_members[step.runs[r].first_member + m];
                 shared[s] = (step.runs[r].first_page + step.runs[r].num_pages) * layer.page_size;
-                num_runs[s] += 1;
+                num_parts[s] += run_parts(layer, step.runs[r], call);
             }
         const int group = call.num_heads / layer.kv_heads, tile = ROWS_OF_A_TILE / group > 0 ? ROWS_OF_A_TILE / group : 1;
         const int parts = wanted_parts(layer, step, call, tile);
         for (int s = 0; s < step.num_seqs; ++s)
-            for (int q = 0; q < step.query_lens[s]; q += tile) add_own(layer, step, call, s, q, tile, parts);
-        for (int r = 0; r < step.num_runs; ++r) add_run(layer, step, call, step.runs[r], group);
+            for (int q = 0; q < step.query_lens[s]; q += tile) add_own(step, call, s, q, tile, parts);
+        for (int r = 0; r < step.num_runs; ++r) {
+            const akv_run &run = step.runs[r];
+            const int begin = run.first_page * layer.page_size, end = begin + run.num_pages * layer.page_size;
+            const int run_items = run_parts(layer, run, call), each = part_keys(end - begin, run_items);
+            for (int p = 0; p < run_items; ++p)
+                add_run(step, call, run, group, least(begin + p * each, end), least(begin + (p + 1) * each, end));
+        }
     }
 
   private:
@@ -91,7 +98,7 @@ struct Plan {
         num_slots = 0;
         const size_t n = static_cast<size_t>(step.num_seqs);
         shared.assign(n, 0);
-        num_runs.assign(n, 0);
+        num_parts.assign(n, 0);
         used.assign(n, 0);
         first_token.resize(n);
         first_slot.resize(static_cast<size_t>(step.num_tokens));
@@ -112,27 +119,34 @@ struct Plan {
         return units >= wanted ? 1 : static_cast<int>((wanted + units - 1) / units);
     }
 
+    // Into how many items the keys of a run are parted, and how many keys each has at most: whole tiles.
+    static int run_parts(const akv_layer &layer, const akv_run &run, const akv_call &call) {
+        const int worth = run.num_pages * layer.page_size / LEAST_KEYS;
+        const int wanted = (call.threads * ITEMS_PER_THREAD + layer.kv_heads - 1) / layer.kv_heads;
+        return call.threads < 2 || worth < 2 ? 1 : wanted < worth ? wanted : worth;
+    }
+    static int least(int a, int b) { return a < b ? a : b; }
+    static int part_keys(int keys, int parts) { return ((keys + parts - 1) / parts + TILE - 1) / TILE * TILE; }
+
     static int first_seen(const akv_call &call, int position) {
         return call.window && position + 1 > call.window ? position + 1 - call.window : 0;
     }
 
-    void add_own(const akv_layer &layer, const akv_step &step, const akv_call &call, int s, int q, int tile, int parts) {
-        (void)layer;
+    void add_own(const akv_step &step, const akv_call &call, int s, int q, int tile, int parts) {
         const int count = q + tile < step.query_lens[s] ? tile : step.query_lens[s] - q;
         const int position = step.seq_lens[s] - step.query_lens[s] + q, end = position + count;
         const int seen = first_seen(call, position), begin = seen > shared[s] ? seen : shared[s];
         const int worth = (end - begin) / LEAST_KEYS;
-        const int num_parts = parts < worth ? parts : (worth > 1 ? worth : 1);
-        const int slots = num_parts + num_runs[s];
-        const int each = ((end - begin + num_parts - 1) / num_parts + TILE - 1) / TILE * TILE;
-        for (int p = 0; p < num_parts; ++p) {
+        const int own_parts = parts < worth ? parts : (worth > 1 ? worth : 1), slots = own_parts + num_parts[s];
+        const int each = part_keys(end - begin, own_parts);
+        for (int p = 0; p < own_parts; ++p) {
             // Parts end where tiles do, so that none is read twice.
             const int aligned = begin / TILE * TILE;
-            const int from = p == 0 ? begin : aligned + p * each, to = p == num_parts - 1 ? end : aligned + (p + 1) * each;
+            const int from = p == 0 ? begin : aligned + p * each, to = p == own_parts - 1 ? end : aligned + (p + 1) * each;
             items.push_back({step.page_table + static_cast<int64_t>(s) * step.max_pages, from < end ? from : end,
                              to < end ? to : end, static_cast<int32_t>(rows.size()), count});
             for (int i = 0; i < count; ++i) {
-                const int32_t slot = slots == 1 ? -1 : num_slots + i * slots + num_runs[s] + p;
+                const int32_t slot = slots == 1 ? -1 : num_slots + i * slots + num_parts[s] + p;
                 rows.push_back({first_token[s] + q + i, position + i, slot});
             }
         }
@@ -144,8 +158,8 @@ struct Plan {
         num_slots += count * slots;
     }
 
-    void add_run(const akv_layer &layer, const akv_step &step, const akv_call &call, const akv_run &run, int group) {
-        const int first = run.first_page * layer.page_size, end = first + run.num_pages * layer.page_size;
+    // Keys first .. end of a run, for all queries of its sequences.
+    void add_run(const akv_step &step, const akv_call &call, const akv_run &run, int group, int first, int end) {
         const int most = ROWS_OF_A_RUN / group > 0 ? ROWS_OF_A_RUN / group : 1;
         const int32_t *members = step.run_members + run.first_member;
         const int32_t *pages = step.page_table + static_cast<int64_t>(members[0]) * step.max_pages;
