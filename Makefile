@@ -28,5 +28,5 @@ check: venv  ## run every check but the tests
 	@scripts/check --fast
 
 clean:  ## remove .venv and everything else that was made here; the models in your cache folder stay
-	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist kernels/agentkv_kernels/cpu/built .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,10 +6,11 @@ import logging
 import time
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from agentkv.errors import ConfigError, ModelUnsupported
-from agentkv_kernels import StoreTooLarge, UnknownBackend, get_backend
+from agentkv_kernels import Backend, BackendUnavailable, StoreTooLarge, UnknownBackend, choose_backend, get_backend
 
 from .attention import AttentionSwitch
 from .layers import discover_layers, text_config
@@ -55,10 +56,7 @@ def open_runner(
     cannot be. Costs one decode step, the probe where no verdict is known, and no writing of the pool's memory.
     """
     device = model.device
-    try:
-        kernels = get_backend(backend, device)
-    except UnknownBackend as error:
-        raise ConfigError(str(error)) from error
+    kernels = _backend(backend, device)
     try:
         refuse_by_structure(model, name)
         switch = AttentionSwitch(model)
@@ -97,3 +95,16 @@ def open_runner(
         backend=kernels,
         context_limit=context_limit,
     )
+
+
+def _backend(name: str | None, device: torch.device) -> Backend:
+    """The kernels that are named, or the device's best; what is passed over is told in the log."""
+    try:
+        if name is not None:
+            return get_backend(name, device)
+    except (UnknownBackend, BackendUnavailable) as error:
+        raise ConfigError(str(error)) from error
+    choice = choose_backend(device)
+    for reason in choice.passed_over:
+        _log.warning("backend %s serves %s: %s", choice.backend.name, device, reason)
+    return choice.backend

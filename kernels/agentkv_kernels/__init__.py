@@ -1,7 +1,17 @@
 """KV pages and attention over them. Tensors only: knows no request, session or policy."""
 
-from .backend import Backend, BackendFactory, get_backend, known_backends, register_backend
+from .backend import (
+    Backend,
+    BackendChoice,
+    BackendFactory,
+    choose_backend,
+    get_backend,
+    known_backends,
+    register_backend,
+)
+from .cpu import CpuBackend
 from .errors import (
+    BackendUnavailable,
     DtypeMismatch,
     KernelError,
     PageOutOfRange,
@@ -12,12 +22,16 @@ from .errors import (
 )
 from .metadata import AttentionMetadata, plan
 from .reference import ReferenceBackend
+from .shared_runs import SharedRun
 from .store import KVStore, LayerSpec, PagesData, bytes_per_page
 
 __all__ = [
     "AttentionMetadata",
     "Backend",
+    "BackendChoice",
     "BackendFactory",
+    "BackendUnavailable",
+    "CpuBackend",
     "DtypeMismatch",
     "KVStore",
     "KernelError",
@@ -27,9 +41,11 @@ __all__ = [
     "PlanMismatch",
     "ReferenceBackend",
     "ShapeMismatch",
+    "SharedRun",
     "StoreTooLarge",
     "UnknownBackend",
     "bytes_per_page",
+    "choose_backend",
     "get_backend",
     "known_backends",
     "plan",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from .errors import UnknownBackend
+from .cpu import CpuBackend
+from .errors import BackendUnavailable, UnknownBackend
 from .metadata import AttentionMetadata
 from .reference import ReferenceBackend
 from .store import KVStore, LayerSpec
@@ -72,8 +74,25 @@ class Backend(Protocol):
 
 
 BackendFactory = Callable[[torch.device], Backend]
+"""Makes the backend for a device; raises BackendUnavailable, with the reason, where it cannot work."""
 
-_factories: dict[str, BackendFactory] = {"reference": lambda device: ReferenceBackend()}
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """What a device got, and why it did not get better."""
+
+    backend: Backend
+    passed_over: tuple[str, ...]
+    """The reasons of those that are preferred to it and are not here."""
+
+
+def _cpu(device: torch.device) -> Backend:
+    if device.type != "cpu":
+        raise BackendUnavailable(f"the cpu backend computes on CPUs, not on {device}")
+    return CpuBackend()
+
+
+_factories: dict[str, BackendFactory] = {"cpu": _cpu, "reference": lambda device: ReferenceBackend()}
 _preferred = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference")}
 
 
@@ -89,11 +108,26 @@ def known_backends() -> tuple[str, ...]:
     return tuple(sorted(_factories))
 
 
-def get_backend(name: str | None = None, device: str | torch.device = "cpu") -> Backend:
-    """The backend of that name, or with None the best registered one for the device. Raises UnknownBackend."""
+def choose_backend(device: str | torch.device = "cpu") -> BackendChoice:
+    """The best registered backend that works for the device."""
     where = torch.device(device)
+    passed_over: list[str] = []
+    for name in _preferred.get(where.type, ("reference",)):
+        if name in _factories:
+            try:
+                return BackendChoice(_factories[name](where), tuple(passed_over))
+            except BackendUnavailable as error:
+                passed_over.append(str(error))
+    raise AssertionError("the reference backend serves every device")
+
+
+def get_backend(name: str | None = None, device: str | torch.device = "cpu") -> Backend:
+    """The backend of that name, or with None the best one that works for the device.
+
+    Raises UnknownBackend, and BackendUnavailable for a named one that cannot work here.
+    """
     if name is None:
-        name = next(known for known in _preferred.get(where.type, ("reference",)) if known in _factories)
+        return choose_backend(device).backend
     if name not in _factories:
         raise UnknownBackend(f"no backend is named {name!r}; known are {', '.join(known_backends())}")
-    return _factories[name](where)
+    return _factories[name](torch.device(device))

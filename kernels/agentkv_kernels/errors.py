@@ -1,12 +1,13 @@
 """Errors of the device mechanism, one class for each thing a caller can do about it.
 
 KernelError
-├── UnknownBackend     no backend of that name: choose one of those listed
-├── StoreTooLarge      the memory for the pages cannot be had: fewer pages
-├── PageOutOfRange     a page id the store does not have: the books of the caller are wrong
-├── PlanMismatch       lengths and page tables of a step contradict each other
-├── ShapeMismatch      a tensor does not fit the layer it is meant for
-└── DtypeMismatch      a tensor has another dtype than the layer it is meant for
+├── UnknownBackend      no backend of that name: choose one of those listed
+├── BackendUnavailable  it is known and cannot work here: mend what it says, or take another
+├── StoreTooLarge       the memory for the pages cannot be had: fewer pages
+├── PageOutOfRange      a page id the store does not have: the books of the caller are wrong
+├── PlanMismatch        lengths and page tables of a step contradict each other
+├── ShapeMismatch       a tensor does not fit the layer it is meant for
+└── DtypeMismatch       a tensor has another dtype than the layer it is meant for
 """
 
 
@@ -16,6 +17,10 @@ class KernelError(Exception):
 
 class UnknownBackend(KernelError):
     """No backend is registered under the name asked for."""
+
+
+class BackendUnavailable(KernelError):
+    """The backend cannot work on this machine or this device."""
 
 
 class StoreTooLarge(KernelError):

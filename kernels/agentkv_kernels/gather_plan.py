@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .errors import PageOutOfRange, ShapeMismatch
+from .checks import check_step
 from .metadata import AttentionMetadata
 
 GROUP_BYTES = 32 << 20
@@ -91,14 +91,7 @@ class GatherPlan:
 
 def gather_plan(metadata: AttentionMetadata, kind: LayerKind) -> GatherPlan:
     """The walk of one step for one kind of layer."""
-    if metadata.page_size != kind.page_size:
-        raise ShapeMismatch(
-            f"the step was planned for pages of {metadata.page_size}, the store has pages of {kind.page_size}; "
-            "plan with the store's page_size"
-        )
-    low, high = (int(page) for page in metadata.page_table.aminmax())
-    if low < 0 or high >= kind.num_pages:
-        raise PageOutOfRange(f"page ids are 0 to {kind.num_pages - 1}, the page tables hold {low} to {high}")
+    check_step(metadata, num_pages=kind.num_pages, page_size=kind.page_size)
     groups = tuple(_decode_group(metadata, kind, group) for group in split_decodes(metadata, kind))
     if len(groups) == 1 and not metadata.extend:
         return GatherPlan(whole_step=groups[0], decode=(), extend=())

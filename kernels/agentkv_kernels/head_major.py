@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .errors import ShapeMismatch
+from .checks import check_copies
 from .memory import Scratch, zeroed
 from .store import KVStore, LayerSpec
 
@@ -77,11 +77,7 @@ class HeadMajorStore(KVStore):
 
     def copy_pages(self, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
         """Copy pages in every layer; two operations a layer shape when it is one page, four when they are more."""
-        if len(src_page_ids) != len(dst_page_ids):
-            raise ShapeMismatch(
-                f"copy_pages needs one destination per source, got {len(src_page_ids)} sources and "
-                f"{len(dst_page_ids)} destinations"
-            )
+        check_copies(src_page_ids, dst_page_ids)
         src, dst = self.page_index(src_page_ids), self.page_index(dst_page_ids)
         for arena in self._arenas:
             if len(src_page_ids) == 1:

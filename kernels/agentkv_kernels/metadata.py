@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from .errors import PlanMismatch
+from .shared_runs import SharedRun, check_shared_runs
 
 Made = TypeVar("Made")
 
@@ -44,6 +45,8 @@ class AttentionMetadata:
     """The sequences of exactly one token; a backend runs them as a batch."""
     extend: tuple[int, ...]
     """The sequences of more than one token."""
+    shared: tuple[SharedRun, ...] = ()
+    """Pages that sequences have in common, by their first pages. A backend may ignore them; answers are the same."""
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -76,12 +79,14 @@ def plan(
     *,
     page_size: int,
     device: str | torch.device = "cpu",
+    shared: Sequence[SharedRun] = (),
 ) -> AttentionMetadata:
     """Describe a step of len(query_lens) sequences.
 
     `page_tables` holds each sequence's page ids in order, enough for its seq_len; more are ignored. Either
     one sequence of ints for each (an array of type "i" is copied as bytes) or an int32 tensor [num_seqs,
-    max_pages]. Costs one copy of the page tables and a dozen small tensor operations. Raises PlanMismatch.
+    max_pages]. `shared` names pages that sequences have in common and a backend may read once. Costs one copy of
+    the page tables and a dozen small tensor operations. Raises PlanMismatch.
     """
     query, context = tuple(query_lens), tuple(context_lens)
     if page_size < 1:
@@ -112,6 +117,7 @@ def plan(
         slot_mapping=slots,
         decode=tuple(i for i, length in enumerate(query) if length == 1),
         extend=tuple(i for i, length in enumerate(query) if length > 1),
+        shared=check_shared_runs(shared, context, table, page_size) if shared else (),
     )
 
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
-from .errors import DtypeMismatch, ShapeMismatch
+from .checks import check_new_tokens, check_query
 from .gather_plan import DecodeGroup, Extend, GatherPlan, LayerKind, QueryBlock, gather_plan
 from .head_major import HeadMajorStore, LayerPages
 from .memory import Scratch
 from .metadata import AttentionMetadata
-from .store import KVStore, LayerSpec, require
+from .store import KVStore, LayerSpec
 
 
 class ReferenceBackend:
@@ -36,9 +36,7 @@ class ReferenceBackend:
         self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         spec, pages = store.spec(layer), _mine(store).pages[layer]
-        tokens = slot_mapping.shape[0]
-        require(key, (tokens, spec.kv_heads, spec.key_size), spec.dtype, "key")
-        require(value, (tokens, spec.kv_heads, spec.value_size), spec.dtype, "value")
+        check_new_tokens(key, value, slot_mapping, spec)
         pages.key_slots.index_copy_(1, slot_mapping, key.transpose(0, 1))
         pages.value_slots.index_copy_(1, slot_mapping, value.transpose(0, 1))
 
@@ -56,7 +54,7 @@ class ReferenceBackend:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         mine, spec = _mine(store), store.spec(layer)
-        _check_query(query, spec, metadata, window=window, sinks=sinks)
+        check_query(query, spec, metadata, window=window, sinks=sinks)
         heads = query.shape[1]
         kind = LayerKind(spec.kv_heads, heads, spec.token_bytes, store.num_pages, store.page_size, window)
         plan: GatherPlan = metadata.once(("reference", kind), lambda: gather_plan(metadata, kind))
@@ -180,26 +178,3 @@ def _mine(store: KVStore) -> HeadMajorStore:
     if not isinstance(store, HeadMajorStore):
         raise TypeError(f"the reference backend needs a store that it made, got {type(store).__name__}")
     return store
-
-
-def _check_query(
-    query: torch.Tensor,
-    spec: LayerSpec,
-    metadata: AttentionMetadata,
-    *,
-    window: int | None,
-    sinks: torch.Tensor | None,
-) -> None:
-    if query.ndim != 3 or query.shape[0] != metadata.num_tokens or query.shape[2] != spec.key_size:
-        raise ShapeMismatch(
-            f"query: expected [{metadata.num_tokens}, num_heads, {spec.key_size}], got {list(query.shape)}"
-        )
-    heads = query.shape[1]
-    if heads == 0 or heads % spec.kv_heads:
-        raise ShapeMismatch(f"query: {heads} heads are no multiple of the layer's {spec.kv_heads} KV heads")
-    if query.dtype != spec.dtype:
-        raise DtypeMismatch(f"query: the layer holds {spec.dtype}, got {query.dtype}; convert before the call")
-    if sinks is not None and sinks.shape != (heads,):
-        raise ShapeMismatch(f"sinks: expected [{heads}], one logit per query head, got {list(sinks.shape)}")
-    if window is not None and window < 1:
-        raise ValueError(f"a window is at least 1 token (None: no window), got {window}")

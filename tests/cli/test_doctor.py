@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,17 @@ def test_a_sound_installation_ends_with_0_and_names_what_is_here(capsys: pytest.
         "note: hub ids cannot be fetched now; built-in and local models work",
         "nothing that would break",
     ]
+
+
+def test_the_backend_is_told_with_its_instruction_set_or_with_why_it_is_not_compiled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    device = json.loads(run(capsys, "doctor", "--json")[1])["device"]
+    told = {
+        "cpu": r"compiled for (plain|avx2|avx512|avx512_bf16), the best of this processor; .*",
+        "reference": r".*: \S.*",
+    }
+    assert re.fullmatch(told[device["backend"]], device["why"])
 
 
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

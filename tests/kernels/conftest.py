@@ -6,10 +6,23 @@ from typing import Any
 
 import pytest
 
-from agentkv_kernels import Backend, get_backend, known_backends
+from agentkv_kernels import Backend, BackendUnavailable, CpuBackend, get_backend, known_backends
+from agentkv_kernels.cpu.interface import INSTRUCTION_SETS
 
 
 @pytest.fixture(scope="session", params=known_backends())
 def backend(request: Any) -> Backend:
     """One of the registered backends, by name."""
-    return get_backend(request.param, "cpu")
+    try:
+        return get_backend(request.param, "cpu")
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session", params=INSTRUCTION_SETS)
+def cpu(request: Any) -> CpuBackend:
+    """The compiled kernels, for each instruction set that this machine has."""
+    try:
+        return CpuBackend(request.param)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))

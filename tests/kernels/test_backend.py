@@ -12,6 +12,7 @@ import torch
 import agentkv_kernels
 from agentkv_kernels import (
     Backend,
+    BackendUnavailable,
     DtypeMismatch,
     KernelError,
     LayerSpec,
@@ -20,6 +21,7 @@ from agentkv_kernels import (
     ShapeMismatch,
     UnknownBackend,
     backend,
+    choose_backend,
     get_backend,
     plan,
     register_backend,
@@ -37,7 +39,8 @@ def plain_is_registered(monkeypatch):
 
 
 def test_without_a_name_the_device_chooses():
-    assert get_backend().name == "reference"
+    if not choose_backend().passed_over:
+        assert get_backend().name == "cpu"
     assert get_backend(None, "cuda").name == "reference"
     assert get_backend(None, "meta").name == "reference"
 
@@ -45,13 +48,30 @@ def test_without_a_name_the_device_chooses():
 @pytest.mark.usefixtures("plain_is_registered")
 def test_a_registered_backend_is_chosen_by_name_only():
     assert get_backend("plain", "cpu").name == "plain"
-    assert get_backend().name == "reference"
+    assert get_backend().name in ("cpu", "reference")
 
 
 @pytest.mark.usefixtures("plain_is_registered")
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(UnknownBackend, match=r"'fast'; known are plain, reference"):
+    with pytest.raises(UnknownBackend, match=r"'fast'; known are cpu, plain, reference"):
         get_backend("fast")
+
+
+def test_a_backend_that_cannot_work_is_passed_over_and_its_reason_is_kept(monkeypatch):
+    def broken(device):
+        raise BackendUnavailable("no compiler")
+
+    monkeypatch.setattr(backend, "_factories", {**backend._factories, "cpu": broken})
+    choice = choose_backend("cpu")
+    assert (choice.backend.name, choice.passed_over) == ("reference", ("no compiler",))
+    assert get_backend().name == "reference"
+    with pytest.raises(BackendUnavailable, match="no compiler"):
+        get_backend("cpu")
+
+
+def test_a_backend_for_cpus_is_refused_for_another_device():
+    with pytest.raises(BackendUnavailable, match=r"computes on CPUs, not on meta"):
+        get_backend("cpu", "meta")
 
 
 def test_a_name_is_registered_once():
@@ -123,7 +143,7 @@ def test_a_step_planned_for_another_store_is_refused(backend):
 def test_every_error_of_the_package_has_one_root():
     errors = [getattr(agentkv_kernels, name) for name in agentkv_kernels.__all__]
     errors = [e for e in errors if isinstance(e, type) and issubclass(e, Exception)]
-    assert len(errors) == 7
+    assert len(errors) == 8
     assert all(issubclass(error, KernelError) for error in errors)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agentkv_kernels import LayerSpec, ReferenceBackend, gather_plan, plan
+from agentkv_kernels import Backend, LayerSpec, gather_plan, plan
 from agentkv_kernels.gather_plan import LayerKind, split_decodes
 from support.pages import paged_step
 
@@ -31,10 +31,10 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _operations(num_seqs: int, window: int | None) -> tuple[int, int]:
+def _operations(backend: Backend, num_seqs: int, window: int | None) -> tuple[int, int]:
     """Operations of the step's first layer, which plans, and of a later one."""
     contexts = [20 + i % 7 for i in range(num_seqs)]
-    step = paged_step(ReferenceBackend(), [1] * num_seqs, contexts, spec=SPEC, num_heads=9, page_size=16)
+    step = paged_step(backend, [1] * num_seqs, contexts, spec=SPEC, num_heads=9, page_size=16)
     with Operations() as first:
         step.attend(window=window)
     with Operations() as later:
@@ -43,12 +43,12 @@ def _operations(num_seqs: int, window: int | None) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("window", [None, 10])
-def test_a_decode_step_makes_as_many_calls_for_32_sequences_as_for_2(window):
-    assert _operations(32, window) == _operations(2, window)
+def test_a_decode_step_makes_as_many_calls_for_32_sequences_as_for_2(backend, window):
+    assert _operations(backend, 32, window) == _operations(backend, 2, window)
 
 
-def test_layers_after_the_first_reuse_its_plan():
-    first, later = _operations(8, None)
+def test_layers_after_the_first_reuse_its_plan(backend):
+    first, later = _operations(backend, 8, None)
     assert later < first
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -29,9 +30,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_is_named_for_our_distribution(wheel: Path) -> None:
+def test_the_wheel_is_named_for_our_distribution_and_for_this_machine_where_kernels_are_in_it(wheel: Path) -> None:
     assert wheel.name.startswith("agentkv_runtime-")
-    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        compiled = [name for name in archive.namelist() if name.endswith(".so")]
+    assert wheel.name.endswith("-py3-none-any.whl") is not bool(compiled)
+    assert "-py3-none-" in wheel.name
+    assert len(compiled) == (shutil.which("c++") is not None)
 
 
 def test_the_wheel_holds_the_three_packages_the_licence_and_the_command(wheel: Path) -> None:
@@ -51,7 +56,11 @@ def test_every_file_of_the_packages_is_in_the_wheel_the_shop_of_the_demo_among_t
         names = set(archive.namelist())
     for package, folder in (("agentkv", ""), ("agentkv_kernels", "kernels"), ("agentkv_radix", "radix")):
         top = ROOT / folder
-        files = {path for path in (top / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        files = {
+            path
+            for path in (top / package).rglob("*")
+            if path.is_file() and not {"__pycache__", "built"} & set(path.parts)
+        }
         assert {path.relative_to(top).as_posix() for path in files} <= names
     shop = {f"agentkv/main_job/shop/{name}" for name in ("complaints.md", "orders.py", "prices.py", "rules.md")}
     assert shop <= names
@@ -125,3 +134,45 @@ def test_all_three_packages_import_from_the_wheel_alone(wheel: Path, tmp_path: P
         [sys.executable, "-c", code, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_without_a_compiler_the_wheel_is_built_with_one_warning_and_the_reference_backend_serves(
+    tmp_path: Path,
+) -> None:
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.skip("hatchling is not installed here; make venv brings it")
+    source = tmp_path / "source"
+    # What an editable install compiled into the checkout is left behind.
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "built", "__pycache__", "dist", "docs", "tests"))
+    environment = {**os.environ, "CC": "/bin/false", "CXX": "/bin/false"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in (done.stdout + done.stderr).splitlines() if "without its compiled kernels" in line]
+    assert len(warnings) == 1
+    assert "install a C++17 compiler" in warnings[0]
+    (built,) = (tmp_path / "dist").glob("*-py3-none-any.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(tmp_path / "installed")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from agentkv_kernels import choose_backend\n"
+        "choice = choose_backend('cpu')\n"
+        "print(choice.backend.name, *choice.passed_over)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "installed")],
+        cwd=tmp_path,
+        env={**environment, "AGENTKV_KERNELS": str(tmp_path / "kernels")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("reference no compiled kernels: /bin/false failed (exit code 1); install a C++17")

@@ -45,3 +45,33 @@ def naive_attention(
             for k, weight in zip(range(first, position + 1), weights, strict=True):
                 out[row, head] += weight / total * values[k, kv_head]
     return out
+
+
+def dense_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same as `naive_attention`, all heads and tokens at once: for lengths at which loops take too long."""
+    query, keys, values = query.double(), keys.double(), values.double()
+    query_len, num_heads, _ = query.shape
+    seq_len, kv_heads, _ = values.shape
+    group = num_heads // kv_heads
+    scores = scale * torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(group, 1))
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    position = torch.arange(seq_len - query_len, seq_len)[:, None]
+    key = torch.arange(seq_len)
+    hidden = key > position
+    if window is not None:
+        hidden |= key <= position - window
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, query_len, 1)], -1)
+    weights = torch.softmax(scores, -1)[..., :seq_len]
+    return torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, 1))

@@ -1,0 +1,206 @@
+"""The cpu backend: pages are read in place by compiled kernels (`src`), made once a package or once a user.
+
+A call hands over addresses and gives the interpreter up until it is done. The planning of a step is part of the call
+and costs microseconds, for it is C++ too; what a step tells is put down once, for all layers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+
+from ..checks import check_new_tokens, check_query, check_step
+from ..errors import BackendUnavailable
+from ..head_major import HeadMajorStore
+from ..metadata import AttentionMetadata
+from ..reference import ReferenceBackend
+from ..store import KVStore, LayerSpec
+from . import interface
+from .interface import INSTRUCTION_SETS
+from .library import load
+from .tile_store import TileStore, why_unsupported
+
+__all__ = ["CpuBackend"]
+
+_log = logging.getLogger("agentkv")
+
+
+class PlannedStep:
+    """A step as the library reads it, and the memory behind the addresses."""
+
+    __slots__ = ("_kept", "struct")
+
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        query_lens, seq_lens = array("i", metadata.query_lens), array("i", metadata.seq_lens)
+        table = metadata.page_table.contiguous()
+        runs = metadata.shared
+        members = array("i", chain.from_iterable(run.sequences for run in runs))
+        described, first = (interface.Run * len(runs))(), 0
+        for i, run in enumerate(runs):
+            described[i] = interface.Run(run.first_page, run.num_pages, first, len(run.sequences))
+            first += len(run.sequences)
+        self._kept = (query_lens, seq_lens, table, members, described)
+        self.struct = interface.Step(
+            query_lens.buffer_info()[0],
+            seq_lens.buffer_info()[0],
+            table.data_ptr(),
+            ctypes.addressof(described),
+            members.buffer_info()[0],
+            metadata.num_seqs,
+            metadata.num_tokens,
+            table.shape[1],
+            len(runs),
+        )
+
+
+class CpuBackend:
+    """Compiled attention on CPUs, for the best instruction set that the processor has, or the one that is named.
+
+    Layers that the kernels are not made for (`why_unsupported`) make the whole store the reference backend's, which
+    then serves it; one line of the log says so. As many threads as torch has work at a call.
+    """
+
+    name = "cpu"
+
+    def __init__(self, instruction_set: str | None = None) -> None:
+        """Raises BackendUnavailable where there is no library, or no such instruction set here."""
+        self._library = load()
+        named = os.environ.get("AGENTKV_INSTRUCTION_SET")
+        asked = instruction_set or named or self._library.instruction_sets[-1]
+        self._why = "the best of this processor"
+        if instruction_set or named:
+            self._why = "which was asked for" if instruction_set else "which AGENTKV_INSTRUCTION_SET names"
+        if asked not in self._library.instruction_sets:
+            raise BackendUnavailable(
+                f"the instruction set {asked!r} is not here; there are {', '.join(self._library.instruction_sets)}"
+            )
+        self.instruction_set = asked
+        self._isa = INSTRUCTION_SETS.index(asked)
+        self._calls = self._library.calls
+        self._reference = ReferenceBackend()
+
+    @property
+    def description(self) -> str:
+        """Instruction set and why it is that, threads, and where the library lies, in words."""
+        threads = "OpenMP" if self._library.has_threads else "one thread, for the compiler has no OpenMP"
+        return f"compiled for {self.instruction_set}, {self._why}; {threads}; {self._library.path}"
+
+    def make_store(
+        self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device = "cpu"
+    ) -> KVStore:
+        for layer, spec in enumerate(layers):
+            if (reason := why_unsupported(spec)) is not None:
+                _log.warning("layer %d has %s: the reference backend serves this model", layer, reason)
+                return self._reference.make_store(layers, num_pages, page_size, device)
+        return TileStore(layers, num_pages, page_size, self._library)
+
+    @torch.no_grad()
+    def store_kv(
+        self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        if isinstance(store, HeadMajorStore):
+            return self._reference.store_kv(store, layer, key, value, slot_mapping)
+        mine, spec = _mine(store), store.spec(layer)
+        check_new_tokens(key, value, slot_mapping, spec)
+        key, value, slots = _rows(key), _rows(value), slot_mapping.contiguous()
+        result = self._calls.akv_store(
+            mine.described[layer],
+            key.data_ptr(),
+            key.stride(0),
+            key.stride(1),
+            value.data_ptr(),
+            value.stride(0),
+            value.stride(1),
+            slots.data_ptr(),
+            slots.shape[0],
+            torch.get_num_threads(),
+        )
+        mine.check_slots(result)
+        return None
+
+    @torch.no_grad()
+    def attend(
+        self,
+        store: KVStore,
+        layer: int,
+        query: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if isinstance(store, HeadMajorStore):
+            return self._reference.attend(
+                store, layer, query, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
+        mine, spec = _mine(store), store.spec(layer)
+        check_query(query, spec, metadata, window=window, sinks=sinks)
+        query = _rows(query)
+        if sinks is not None:
+            sinks = sinks.to(torch.float32).contiguous()
+        out = torch.empty(query.shape[0], query.shape[1], spec.value_size, dtype=spec.dtype)
+        call = interface.Call(
+            query.data_ptr(),
+            out.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
+            query.stride(0),
+            query.stride(1),
+            query.shape[1],
+            window or 0,
+            scale,
+            softcap or 0.0,
+            self._isa,
+            torch.get_num_threads(),
+        )
+        if self._calls.akv_attend(mine.described[layer], _step(mine, metadata), call):
+            raise MemoryError(f"memory for the scores of {query.shape[0]} tokens cannot be had")
+        return out
+
+    @torch.no_grad()
+    def copy_pages(self, store: KVStore, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
+        if isinstance(store, HeadMajorStore):
+            return self._reference.copy_pages(store, src_page_ids, dst_page_ids)
+        return _mine(store).copy_pages(src_page_ids, dst_page_ids)
+
+    def keys_read(
+        self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
+    ) -> int:
+        """Keys that `attend` reads for each KV head, one counted as often as it is read. `token_bytes` each."""
+        mine = _mine(store)
+        call = interface.Call(num_heads=num_heads, window=window or 0, isa=self._isa, threads=torch.get_num_threads())
+        return int(self._calls.akv_keys_read(mine.described[layer], _step(mine, metadata), call))
+
+    def read(
+        self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
+    ) -> int:
+        """Read what `attend` would read, in its order, on one thread: what benchmarks hold against it."""
+        mine = _mine(store)
+        call = interface.Call(num_heads=num_heads, window=window or 0, isa=self._isa, threads=1)
+        return int(self._calls.akv_read(mine.described[layer], _step(mine, metadata), call))
+
+
+def _step(store: TileStore, metadata: AttentionMetadata) -> interface.Step:
+    def make() -> PlannedStep:
+        check_step(metadata, num_pages=store.num_pages, page_size=store.page_size)
+        return PlannedStep(metadata)
+
+    return metadata.once(("cpu", store.num_pages, store.page_size), make).struct
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of it, whose last dimension is contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _mine(store: KVStore) -> TileStore:
+    if not isinstance(store, TileStore):
+        raise TypeError(f"the cpu backend needs a store that it made, got {type(store).__name__}")
+    return store

@@ -1,0 +1,106 @@
+"""The C interface of the library, as `src/interface.h` has it."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
+
+import torch
+
+__all__ = [
+    "BAD_SLOT",
+    "DTYPES",
+    "INSTRUCTION_SETS",
+    "INTERFACE",
+    "SLACK",
+    "Call",
+    "Layer",
+    "Run",
+    "Step",
+    "declare",
+]
+
+INTERFACE = 1
+INSTRUCTION_SETS = ("plain", "avx2", "avx512", "avx512_bf16")
+"""From the least to the most; the place of a name is its code."""
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+BAD_SLOT = -2
+SLACK = 256
+"""Bytes behind the last layer that may be read, and mean nothing."""
+
+
+class Layer(Structure):
+    _fields_ = (
+        ("pages", c_void_p),
+        ("num_pages", c_int32),
+        ("page_size", c_int32),
+        ("kv_heads", c_int32),
+        ("key_size", c_int32),
+        ("value_size", c_int32),
+        ("dtype", c_int32),
+    )
+
+
+class Run(Structure):
+    _fields_ = (
+        ("first_page", c_int32),
+        ("num_pages", c_int32),
+        ("first_member", c_int32),
+        ("num_members", c_int32),
+    )
+
+
+class Step(Structure):
+    _fields_ = (
+        ("query_lens", c_void_p),
+        ("seq_lens", c_void_p),
+        ("page_table", c_void_p),
+        ("runs", c_void_p),
+        ("run_members", c_void_p),
+        ("num_seqs", c_int32),
+        ("num_tokens", c_int32),
+        ("max_pages", c_int32),
+        ("num_runs", c_int32),
+    )
+
+
+class Call(Structure):
+    _fields_ = (
+        ("query", c_void_p),
+        ("out", c_void_p),
+        ("sinks", c_void_p),
+        ("query_token_stride", c_int64),
+        ("query_head_stride", c_int64),
+        ("num_heads", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("isa", c_int32),
+        ("threads", c_int32),
+    )
+
+
+_STEP = (POINTER(Layer), POINTER(Step), POINTER(Call))
+_FUNCTIONS = {
+    "akv_interface": (c_int32, ()),
+    "akv_supported": (c_int32, ()),
+    "akv_threads": (c_int32, ()),
+    "akv_attend": (c_int32, _STEP),
+    "akv_keys_read": (c_int64, _STEP),
+    "akv_read": (c_uint64, _STEP),
+    "akv_store": (
+        c_int32,
+        (POINTER(Layer), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int32),
+    ),
+    "akv_copy": (c_int32, (POINTER(Layer), c_int64, c_void_p, c_void_p, c_int64)),
+    "akv_export": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p, c_void_p)),
+    "akv_import": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p, c_void_p)),
+    "akv_fill": (c_int32, (POINTER(Layer), c_void_p, c_int64, c_float)),
+}
+
+
+def declare(calls: ctypes.CDLL) -> None:
+    """Tell ctypes what each function takes and gives. AttributeError: the library is another one."""
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(calls, name)
+        function.restype, function.argtypes = result, arguments

@@ -1,0 +1,81 @@
+// Vectors of 16 floats in two AVX2 registers.
+#pragma once
+
+#include <immintrin.h>
+#include <cstdint>
+
+namespace {
+
+struct F16 { __m256 a, b; };
+struct W16 { __m256i a, b; };
+
+constexpr int MAX_ROWS = 6, KEY_TILES = 1, VALUE_VECTORS = 1;
+
+inline F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F16 all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F16 load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float *p, F16 x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+inline F16 add(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F16 sub(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F16 mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F16 div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline float first(F16 x) { return _mm256_cvtss_f32(x.a); }
+
+inline float top(F16 x) {
+    const __m256 m = _mm256_max_ps(x.a, x.b);
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+inline float sum(F16 x) {
+    const __m256 m = _mm256_add_ps(x.a, x.b);
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+
+inline __m256 lanes_within(__m256 x, __m256i lanes, int from, int to, float other) {
+    const __m256i inside = _mm256_and_si256(
+        _mm256_cmpgt_epi32(lanes, _mm256_set1_epi32(from - 1)), _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lanes));
+    return _mm256_blendv_ps(_mm256_set1_ps(other), x, _mm256_castsi256_ps(inside));
+}
+inline F16 within(F16 x, int from, int to, float other) {
+    return {lanes_within(x.a, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), from, to, other),
+            lanes_within(x.b, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15), from, to, other)};
+}
+
+inline F16 round_to_int(F16 x) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
+}
+// The power is built as the exponent of a float, which has room for -126 .. 127; below that it is 0.
+inline __m256 power_of_two(__m256 n) {
+    n = _mm256_min_ps(_mm256_max_ps(n, _mm256_set1_ps(-127)), _mm256_set1_ps(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline F16 times_power(F16 x, F16 n) { return mul(x, {power_of_two(n.a), power_of_two(n.b)}); }
+
+inline W16 load_words(const void *p) {
+    const __m256i *words = static_cast<const __m256i *>(p);
+    return {_mm256_loadu_si256(words), _mm256_loadu_si256(words + 1)};
+}
+inline F16 low_halves(W16 w) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16))};
+}
+inline F16 high_halves(W16 w) {
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return {_mm256_castsi256_ps(_mm256_and_si256(w.a, high)), _mm256_castsi256_ps(_mm256_and_si256(w.b, high))};
+}
+inline W16 mix(W16 x, W16 y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline uint64_t folded(W16 x) {
+    alignas(32) uint64_t parts[4];
+    _mm256_store_si256(reinterpret_cast<__m256i *>(parts), _mm256_xor_si256(x.a, x.b));
+    return parts[0] + parts[1] + parts[2] + parts[3];
+}
+
+}  // namespace

@@ -1,0 +1,63 @@
+// Vectors of 16 floats in one AVX-512 register.
+#pragma once
+
+#include <immintrin.h>
+#include <cstdint>
+
+namespace {
+
+struct F16 { __m512 v; };
+struct W16 { __m512i v; };  // 16 words of two bf16 each
+
+// Rows of queries, tiles of keys and vectors of values whose sums are kept in registers at once.
+constexpr int MAX_ROWS = 6, KEY_TILES = 4, VALUE_VECTORS = 4;
+
+inline F16 zero() { return {_mm512_setzero_ps()}; }
+inline F16 all(float x) { return {_mm512_set1_ps(x)}; }
+inline F16 load(const float *p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float *p, F16 a) { _mm512_storeu_ps(p, a.v); }
+inline F16 add(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline float top(F16 a) { return _mm512_reduce_max_ps(a.v); }
+inline float sum(F16 a) { return _mm512_reduce_add_ps(a.v); }
+inline float first(F16 a) { return _mm512_cvtss_f32(a.v); }
+
+// Lanes from .. to of a, and `other` elsewhere.
+inline F16 within(F16 a, int from, int to, float other) {
+    const unsigned below_to = to >= 16 ? 0xffffu : (1u << to) - 1, below_from = (1u << from) - 1;
+    const __mmask16 lanes = static_cast<__mmask16>(below_to & ~below_from);
+    return {_mm512_mask_blend_ps(lanes, _mm512_set1_ps(other), a.v)};
+}
+
+inline F16 round_to_int(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// a * 2^n for whole n.
+inline F16 times_power(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+
+inline W16 load_words(const void *p) { return {_mm512_loadu_si512(p)}; }
+inline F16 low_halves(W16 w) { return {_mm512_castsi512_ps(_mm512_slli_epi32(w.v, 16))}; }
+inline F16 high_halves(W16 w) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(w.v, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
+}
+inline W16 mix(W16 a, W16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline uint64_t folded(W16 a) {
+    uint64_t parts[8], total = 0;
+    _mm512_storeu_si512(parts, a.v);
+    for (const uint64_t part : parts) total += part;
+    return total;
+}
+
+#if defined(__AVX512BF16__)
+inline F16 dot(F16 sums, W16 a, uint32_t pair) {
+    return {_mm512_dpbf16_ps(sums.v, (__m512bh)a.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)))};
+}
+inline void store_bf16(void *p, F16 a) {
+    const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
+    _mm256_storeu_si256(static_cast<__m256i *>(p), (__m256i)rounded);
+}
+#endif
+
+}  // namespace

@@ -1,0 +1,90 @@
+"""The library of a checkout that was not installed: compiled once for everybody, or passed over with the reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentkv_kernels
+from agentkv_kernels.cpu import building
+
+SAY = (
+    "from agentkv_kernels import choose_backend\n"
+    "choice = choose_backend('cpu')\n"
+    "print(choice.backend.name, getattr(choice.backend, 'description', None), *choice.passed_over, sep='|')\n"
+)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the package's sources, and nothing that an installation compiled."""
+    package = Path(agentkv_kernels.__file__).parent
+    shutil.copytree(package, tmp_path / "agentkv_kernels", ignore=shutil.ignore_patterns("built", "__pycache__"))
+    return tmp_path
+
+
+def started(checkout: Path, **environment: str) -> subprocess.Popen[str]:
+    """A process that says which backend it chose."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("AGENTKV_INSTRUCTION_SET", "CXX")}
+    whole = {**inherited, "PYTHONPATH": str(checkout), "AGENTKV_KERNELS": str(checkout / "kernels"), **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", SAY], cwd=checkout, env=whole, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out.strip().split("|")
+
+
+def test_two_processes_that_want_it_at_once_compile_it_once_and_a_third_finds_it(checkout: Path) -> None:
+    try:
+        building.compiler()
+    except building.BuildFailed as error:
+        pytest.skip(str(error))
+    first, second = (said(process) for process in [started(checkout), started(checkout)])
+    assert first == second
+    assert first[0] == "cpu"
+    (library,) = (checkout / "kernels").glob("*.so")
+    assert str(library) in first[1]
+    made = library.stat().st_mtime_ns
+    again = said(started(checkout, AGENTKV_INSTRUCTION_SET="plain"))
+    assert again[1].startswith("compiled for plain, which AGENTKV_INSTRUCTION_SET names")
+    assert library.stat().st_mtime_ns == made
+
+
+def test_an_instruction_set_that_is_not_here_is_told_with_those_that_are() -> None:
+    try:
+        agentkv_kernels.CpuBackend()
+    except agentkv_kernels.BackendUnavailable as error:
+        pytest.skip(str(error))
+    with pytest.raises(agentkv_kernels.BackendUnavailable, match=r"'sse9' is not here; there are plain"):
+        agentkv_kernels.CpuBackend("sse9")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [("/bin/false", "/bin/false failed (exit code 1)"), ("/nowhere/c++", "no C++ compiler is here")],
+)
+def test_without_a_compiler_the_reference_serves_and_the_reason_says_what_to_install(
+    checkout: Path, compiler: str, reason: str
+) -> None:
+    name, _, passed_over = said(started(checkout, CXX=compiler))
+    assert name == "reference"
+    assert reason in passed_over
+    assert "install a C++17 compiler (Debian, Ubuntu: apt install g++" in passed_over
+
+
+def test_the_name_of_the_library_changes_with_its_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = building.library_name()
+    shutil.copytree(building.SOURCES, tmp_path / "src")
+    monkeypatch.setattr(building, "SOURCES", tmp_path / "src")
+    assert building.library_name() == before
+    (tmp_path / "src" / "step.cpp").write_text("// another\n")
+    assert building.library_name() != before
