@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -40,5 +40,14 @@ class _LargeRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_read"):
             body = await self.body()
-            self._read = await asyncio.to_thread(json.loads, body) if await is_large(self) else json.loads(body)
+            self._read = await asyncio.to_thread(_read, body) if await is_large(self) else _read(body)
         return self._read
+
+
+def _read(body: bytes) -> Any:
+    return json.loads(body, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    """NaN and the infinities, which Python reads and JSON has not: no schema and no template can write them again."""
+    raise json.JSONDecodeError(f"{constant} is no JSON", constant, 0)

@@ -12,6 +12,7 @@ from agentkv.recent import Recent
 __all__ = ["schema_fault"]
 
 _MOST_SCHEMAS = 1024
+_TOO_DEEP = "it is nested too deeply"
 
 _faults: Recent[str] = Recent(_MOST_SCHEMAS)
 """What is wrong with a schema, "" with a sound one, by the digest of its text."""
@@ -36,7 +37,19 @@ def _fault(schema: Mapping[str, Any]) -> str:
     from jsonschema import Draft202012Validator, SchemaError
 
     try:
+        json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "a text in it is no Unicode (it holds half a surrogate pair)"
+    except ValueError as error:
+        return f"JSON does not have all of its values: {error}"
+    except TypeError:
+        pass  # What is no JSON may still be a schema: a tuple's or a path's place is told by the check below.
+    except RecursionError:
+        return _TOO_DEEP
+    try:
         Draft202012Validator.check_schema(schema)
+    except RecursionError:
+        return _TOO_DEEP
     except SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path) or "its top"
         return f"at {where}, {error.message}"

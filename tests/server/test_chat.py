@@ -173,15 +173,19 @@ async def test_calls_side_by_side_come_with_their_numbers(door: Any, parallel: b
     assert len({call["id"] for call in choice["message"]["tool_calls"]}) == 2
 
 
-async def test_a_call_that_nobody_can_read_is_told_the_same_whole_and_streamed(door: Any) -> None:
+async def test_a_call_whose_arguments_nobody_can_read_is_told_the_same_whole_and_streamed(door: Any) -> None:
     asked = {"messages": HI, "tools": [CLOCK]}
-    broken = "Now:<tool_call>\nclock, please\n</tool_call>"
+    broken = 'Now:<tool_call>\n{"name": "clock", "arguments": please}\n</tool_call>'
     async with scripted_runtime(lambda asked: broken) as runtime, door(runtime) as client:
         (choice,) = (await ask(client, **asked))["choices"]
         streamed = told(await chunks_of(client, **asked))
     (call,) = choice["message"]["tool_calls"]
     (told_call,) = streamed["tool_calls"].values()
-    assert "clock, please" in call["function"]["arguments"] == told_call["arguments"]
+    assert (call["function"]["name"], told_call["name"]) == ("clock", "clock")
+    with pytest.raises(ValueError, match="Expecting"):
+        json.loads(call["function"]["arguments"])
+    with pytest.raises(ValueError, match="Expecting"):
+        json.loads(told_call["arguments"])
     assert call["id"] == told_call["id"]
     assert choice["finish_reason"] == streamed["finish_reason"] == "tool_calls"
 

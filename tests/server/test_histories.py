@@ -78,8 +78,6 @@ ANSWERS = {
     "two calls, one text": (tool_call("clock") + tool_call("weather", place="A") + "\nThere.", 2),
     "one call": (tool_call("weather", place="Øslo"), 1),
     "no call": ("There is nothing to call.", 0),
-    "nobody can read the first": (marked("clock, please") + "\n" + tool_call("clock"), 2),
-    "nobody can read the second": (tool_call("clock") + "\n" + marked('["clock"'), 2),
     "it breaks in the middle": (marked('{"name": "weather", "arguments": {"place": Oslo}}') + tool_call("clock"), 2),
     "it goes on behind its end": (marked('{"name": "clock", "arguments": {}} and more') + tool_call("clock"), 2),
     "arguments in a string": (marked('{"name": "weather", "arguments": "{\\"place\\": \\"Oslo\\"}"}'), 1),
@@ -255,3 +253,45 @@ async def test_a_part_that_is_no_text_is_refused_by_its_name(door: Any, kind: st
             assert error["param"] == "messages"
             assert "message 1 holds a" in error["message"]
             assert f" {kind} part" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("wrong", [marked('{"name": 5, "arguments": {}}'), marked('{"nme": "clock"}')])
+async def test_a_call_without_a_readable_name_is_left_out_and_those_with_one_stay(wrong: str, stream: bool) -> None:
+    broken = marked('{"name": "clock", "arguments": "now"}')
+    texts = [wrong, f"{tool_call('weather', place='Oslo')}\n{wrong}\n{broken}", "Well.", "And well."]
+    async with scripted_runtime(texts) as runtime, in_process(runtime) as client:
+        if stream:
+            chunks = await chunks_of(client, messages=HI, tools=TOOLS)
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+            assert not any("tool_calls" in delta for delta in deltas)
+            assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        else:
+            (choice,) = (await ask(client, messages=HI, tools=TOOLS))["choices"]
+            assert "tool_calls" not in choice["message"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+        message, _ = await answered(client, stream, messages=HI, tools=TOOLS)
+        assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather", "clock"]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "So."} for call in message["tool_calls"]]
+        message, _ = await answered(client, stream, messages=[*HI, message, *results], tools=TOOLS)
+        assert message["content"] == "Well."
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_forced_call_cut_before_its_name_is_left_out_and_the_history_goes_on(stream: bool) -> None:
+    """What comes back is another prompt than was run, and is answered as it would be with nothing cached."""
+    forced: dict[str, Any] = {"messages": HI, "tools": TOOLS, "tool_choice": "required", "max_tokens": 3}
+    followed: dict[str, Any] = {"tools": TOOLS, "max_tokens": 8, "temperature": 0}
+    answers = []
+    for cut in (True, False):
+        async with scripted_runtime([None] * 2) as runtime, in_process(runtime) as client:
+            if cut and stream:
+                chunks = await chunks_of(client, **forced)
+                assert all("tool_calls" not in chunk["choices"][0]["delta"] for chunk in chunks)
+                assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+            elif cut:
+                (choice,) = (await ask(client, **forced))["choices"]
+                assert (choice["message"].get("tool_calls"), choice["finish_reason"]) == (None, "length")
+            messages = [*HI, {"role": "assistant", "content": ""}, {"role": "user", "content": "And?"}]
+            answers.append((await ask(client, messages=messages, **followed))["choices"][0]["message"])
+    assert answers[0] == answers[1]

@@ -65,11 +65,9 @@ def test_what_is_wrong_with_a_schema_is_told_as_often_as_it_comes(proved: list[A
     assert len(proved) == 1
 
 
-@pytest.mark.parametrize(
-    "odd", [{"required": ("a",)}, {"properties": {1: {}}}, {"default": {1, 2}}, {"const": "\ud800"}]
-)
+@pytest.mark.parametrize("odd", [{"required": ("a",)}, {"properties": {1: {}}}, {"default": {1, 2}}])
 def test_what_json_would_write_as_something_else_has_a_verdict_of_its_own(odd: dict[str, Any]) -> None:
-    same_text: dict[str, Any] = {"required": ["a"], "properties": {"1": {}}, "default": [1, 2], "const": "?"}
+    same_text: dict[str, Any] = {"required": ["a"], "properties": {"1": {}}, "default": [1, 2]}
     assert schema_fault({key: same_text[key] for key in odd}) == ""
     try:
         Draft202012Validator.check_schema(odd)
@@ -94,3 +92,26 @@ def test_a_copy_is_equal_in_value_and_types_and_shares_nothing_that_can_change(v
         return own.union(*map(mutables, children))
 
     assert not mutables(made) & mutables(value)
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"const": float("nan")}, "JSON does not have"),
+        ({"minimum": float("-inf")}, "JSON does not have"),
+        ({"const": "\ud800"}, "no Unicode"),
+        (_nested(200), "nested too deeply"),
+    ],
+)
+def test_what_no_text_of_json_can_say_is_a_fault_of_the_schema(schema: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=f"response_format holds no JSON schema: .*{fault}"):
+        AnswerFormat.given({"type": "json_schema", "json_schema": {"schema": schema}})
+    with pytest.raises(ValueError, match=f"parameters of tool 'f' are no JSON schema: .*{fault}"):
+        as_tool(described("f", {"type": "object", "properties": {"a": schema}}))

@@ -16,19 +16,35 @@ __all__ = ["ChatChunks", "chat_choice"]
 
 
 def chat_choice(reply: Reply, index: int, texts: TokenTexts | None, *, token_ids: bool) -> dict[str, Any]:
-    """One of `choices`. texts: where log-probabilities were asked for."""
+    """One of `choices`. texts: where log-probabilities were asked for.
+
+    Calls whose name nobody can read, cut before it for one, are left out: a client can answer none, and frameworks
+    break at a tool named "". One with a name stays, however broken its arguments are.
+    """
+    calls = [call.message for call in reply.tool_calls if call.name]
     message = {"refusal": None, **reply.message}
-    if reply.tool_calls and not reply.text:
-        message["content"] = None
+    if calls:
+        message["tool_calls"] = calls
+        message["content"] = reply.text or None
+    else:
+        message.pop("tool_calls", None)
+        message["content"] = reply.text
     choice: dict[str, Any] = {
         "index": index,
         "message": message,
-        "finish_reason": reply.finish_reason,
+        "finish_reason": _finish_reason(reply),
         "logprobs": chat_logprobs(reply.logprobs, texts) if texts is not None and reply.logprobs is not None else None,
     }
     if token_ids:
         choice["token_ids"] = list(reply.token_ids)
     return choice
+
+
+def _finish_reason(reply: Reply) -> str:
+    """ "tool_calls" needs one to be there."""
+    if reply.finish_reason == "tool_calls" and not any(call.name for call in reply.tool_calls):
+        return "stop"
+    return reply.finish_reason
 
 
 class ChatChunks:
@@ -58,9 +74,11 @@ class ChatChunks:
                 if self._token_ids:
                     choice["token_ids"] = list(event.token_ids)
         elif isinstance(event, ToolCallDelta):
+            if not event.name and event.id not in self._calls:
+                return None  # See `chat_choice`.
             choice = self._choice({"tool_calls": [self._call(event)]})
         elif isinstance(event, TurnEnd):
-            choice = self._choice({}, finish_reason=event.reply.finish_reason)
+            choice = self._choice({}, finish_reason=_finish_reason(event.reply))
         return choice
 
     def _call(self, event: ToolCallDelta) -> dict[str, Any]:
