@@ -21,6 +21,7 @@ import pytest
 from agentkv.cli.commands import main
 from support.chat_models import save_chat_model
 from support.ctrl_c import heed_ctrl_c
+from support.modules import forget
 
 HI = [{"role": "user", "content": "Hi"}]
 # Eight choices of 900 tokens take seconds on any machine: long enough to be cut, and to be seen coming to their end.
@@ -194,8 +195,7 @@ def test_a_key_file_must_be_there_and_hold_a_key(capsys: pytest.CaptureFixture[s
 def test_without_the_extra_it_is_told_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("agentkv.server")]:
-        monkeypatch.delitem(sys.modules, name)
+    forget(monkeypatch, "agentkv.server")
     monkeypatch.setitem(sys.modules, missing, None)
     told = refused(capsys)
     assert missing in told

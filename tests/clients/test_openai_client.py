@@ -26,6 +26,7 @@ from agentkv.testing import Answer, scripted
 from support.ctrl_c import heeding_ctrl_c
 from support.families import Gated
 from support.in_process import when_left
+from support.modules import forget
 from support.runtimes import idle_and_sound, serving
 from support.servers import over_http
 
@@ -225,8 +226,7 @@ def test_without_a_package_it_says_what_to_install(missing: str, monkeypatch: py
             raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
         return real(name, *arguments, **more)
 
-    for module in [name for name in sys.modules if name.startswith(("agentkv.server", "agentkv.clients"))]:
-        monkeypatch.delitem(sys.modules, module)
+    forget(monkeypatch, "agentkv.server", "agentkv.clients")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=f"{missing}.*not installed: install openai"):
         agentkv.openai_client(Runtime(scripted([]), num_pages=64))

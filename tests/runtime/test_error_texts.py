@@ -51,8 +51,9 @@ def test_context_overflow() -> None:
 
 
 async def test_a_session_that_overflows_says_so_with_its_own_figures() -> None:
-    async with agentkv.Runtime(scripted(["Yes."]), num_pages=65, context_limit=64, page_size=4) as runtime:
+    async with agentkv.Runtime(scripted(["Yes.", "Yes."]), num_pages=65, context_limit=64, page_size=4) as runtime:
         session = runtime.session(name="planner")
+        await session.ask("Hi", max_tokens=8)
         prompt = session.count_tokens("Go on. " * 3)
         text = await text_of(session.ask("Go on. " * 3, max_tokens=60))
         model = runtime.report().served_by.model

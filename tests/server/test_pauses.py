@@ -58,6 +58,7 @@ async def test_a_body_of_megabytes_and_fifty_tools_leaves_the_loop_to_others(pat
         async with watching() as longest:
             answer = await client.post(path, content=sent)
         assert answer.status_code == 200, answer.text
-        # Work on the loop's own thread, and then its pauses, in which a busy machine counts too.
-        assert longest.work < 0.02
+        # Work on the loop's own thread, which nothing may hold for 50 ms, and then its pauses, in which a busy machine
+        # counts too.
+        assert longest.work < 0.05
         assert longest.pause < 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -119,9 +120,9 @@ thread.join()
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_schema_ends_the_process(seed: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _COMPILE_MANY, str(seed), "12"], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-c", _COMPILE_MANY, str(seed), "12"]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=paths)
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
     assert counts["made"] + counts["refused"] == 12
