@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,11 +12,10 @@ from starlette.types import Receive, Scope, Send
 from .config import Patience
 from .dialect import Dialect, error_event, error_response
 from .errors import ApiError, api_error
+from .leaving import unless_gone
 from .wire import to_json
 
 __all__ = ["EventStream", "Whole"]
-
-T = TypeVar("T")
 
 _PATIENCE = Patience()
 
@@ -31,7 +30,7 @@ class Whole(Response):
         self._make, self._dialect, self._param = make, dialect, param
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        made = await _unless_gone(self._make(), receive)
+        made = await unless_gone(self._make(), receive)
         if made is None:
             return
         try:
@@ -63,7 +62,7 @@ class EventStream(Response):
         self._events, self._dialect, self._param, self._patience = events, dialect, param, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = await _unless_gone(self._send_all(scope, receive, send), receive)
+        sent = await unless_gone(self._send_all(scope, receive, send), receive)
         if sent is not None:
             sent.result()
 
@@ -129,24 +128,6 @@ class _Opening:
     async def _begin(self) -> None:
         await _start(self._send, 200, b"text/event-stream; charset=utf-8", None)
         self._begun = True
-
-
-async def _unless_gone(work: Awaitable[T], receive: Receive) -> asyncio.Future[T] | None:
-    """The work once done; None where the client left before, and then nothing of the work is left."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return task if task.done() else None
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _start(send: Send, status: int, content_type: bytes, length: int | None) -> None:

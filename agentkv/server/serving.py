@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from starlette.types import Receive
+
 from agentkv.errors import ConfigError, RuntimeClosed
 from agentkv.runtime import Runtime
 from agentkv.tools.vocabulary import vocabulary_of
 
 from .config import ServerConfig
 from .errors import ApiError, code_of, unavailable
+from .leaving import unless_gone
 from .token_texts import TokenTexts
 
 __all__ = ["Serving"]
@@ -28,6 +31,8 @@ class Serving:
         self.patience = config.patience
         self.draining = False
         self._served_model = config.served_model
+        self._loaded = False
+        """Asked for once; what ends the runtime later is seen by `require_open`."""
         self._token_texts: TokenTexts | None = None
         self._inside: set[asyncio.Task[Any]] = set()
         self._cut_off = False
@@ -68,9 +73,18 @@ class Serving:
             self._token_texts = TokenTexts(vocabulary.token_bytes)
         return self._token_texts
 
-    async def require_model(self, asked: str | None) -> None:
+    async def require_loaded(self, receive: Receive) -> None:
+        """Load the model, if need be; 503, which nobody reads, where the client leaves before that is done."""
+        if not self._loaded:
+            started = await unless_gone(self.runtime.start(), receive)
+            if started is None:
+                raise unavailable("the client left while the model was loaded", code="left")
+            started.result()
+            self._loaded = True
+
+    async def require_model(self, asked: str | None, receive: Receive) -> None:
         """Raise 404 for another model than the one that is served, None being that one; loads it first, if need be."""
-        await self.runtime.start()
+        await self.require_loaded(receive)
         if asked not in (None, self.model):
             raise ApiError(
                 404, f"the model {asked!r} is not served here; {self.model!r} is", param="model", code="model_not_found"

@@ -281,6 +281,36 @@ async def test_a_timeout_ends_the_call_that_took_too_long_and_the_next_one_is_an
         assert (await client.chat.completions.create(**ask())).choices[0].message.content == "In time."
 
 
+class LoadsLate:
+    """A scripted model that is loaded once it may be."""
+
+    def __init__(self, *replies: str) -> None:
+        self._model = scripted(list(replies))
+        self.name = self._model.name
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def load(self, options: Any) -> Any:
+        self.begun.set()
+        assert self.may.wait(60), "the test forgot to let the model load"
+        return self._model.load(options)
+
+
+async def test_a_timeout_holds_while_the_model_is_loaded() -> None:
+    model = LoadsLate("Here.")
+    runtime = Runtime(model, **OPTIONS)
+    async with agentkv.openai_client(runtime) as client:
+        try:
+            with pytest.raises(openai.APITimeoutError):
+                await client.with_options(timeout=0.05).chat.completions.create(**ask())
+            assert model.begun.is_set()
+            assert not model.may.is_set(), "it is over before the model is there"
+            model.may.set()
+            assert (await client.chat.completions.create(**ask())).choices[0].message.content == "Here."
+        finally:
+            model.may.set()
+            await runtime.close()
+
+
 # -- without await --------------------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,7 @@ def add_chat(router: APIRouter, serving: Serving) -> None:
 
     @router.post("/chat/completions", responses=success_or_stream(ChatCompletion), summary="Answer a conversation")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        await serving.require_model(body.model)
+        await serving.require_model(body.model, request.receive)
         body.check()
 
         def blame(error: Exception) -> ApiError:

@@ -33,7 +33,7 @@ def add_completions(router: APIRouter, serving: Serving) -> None:
 
     @router.post("/completions", responses=success_or_stream(Completion), summary="Continue text or token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        await serving.require_model(body.model)
+        await serving.require_model(body.model, request.receive)
         body.check()
         name = caller_of(request, body)
 

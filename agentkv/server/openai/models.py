@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
 from ..documented import success
@@ -18,13 +18,13 @@ def add_models(router: APIRouter, serving: Serving) -> None:
     """The one model that is served."""
 
     @router.get("/models", summary="The model that is served", responses=success(ModelList))
-    async def models() -> JSONResponse:
-        await serving.runtime.start()
+    async def models(request: Request) -> JSONResponse:
+        await serving.require_loaded(request.receive)
         return JSONResponse({"object": "list", "data": [_model(serving)]})
 
     @router.get("/models/{model:path}", summary="One model", responses=success(Model))
-    async def model(model: str) -> JSONResponse:
-        await serving.require_model(model)
+    async def model(model: str, request: Request) -> JSONResponse:
+        await serving.require_model(model, request.receive)
         return JSONResponse(_model(serving))
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ..answering import Whole
@@ -31,8 +31,8 @@ def tokens_router(serving: Serving, dialect: Dialect) -> APIRouter:
         summary="The token ids of a text, or of messages by the chat template",
         responses=success(Tokenized),
     )
-    async def tokenize(body: TokenizeRequest) -> Response:
-        await serving.require_model(body.model)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        await serving.require_model(body.model, request.receive)
 
         async def made() -> dict[str, Any]:
             options = await template_options(serving, body.reasoning_effort, body.chat_template_kwargs)
@@ -47,8 +47,8 @@ def tokens_router(serving: Serving, dialect: Dialect) -> APIRouter:
         return Whole(made, dialect)
 
     @router.post("/detokenize", summary="The text of token ids", responses=success(Detokenized))
-    async def detokenize(body: DetokenizeRequest) -> Response:
-        await serving.require_model(body.model)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        await serving.require_model(body.model, request.receive)
 
         async def made() -> dict[str, Any]:
             try:
