@@ -23,7 +23,7 @@ const messages = [{ role: "system", content: "You look after a small library. Ne
 
 async function ask(choice) {
   const request = { model, messages, tools, prompt_cache_key: "node" };
-  if (how === "real") Object.assign(request, { tool_choice: choice, max_tokens: 40, temperature: 0 });
+  if (how === "real") Object.assign(request, { tool_choice: choice, max_tokens: choice === "none" ? 12 : 40, temperature: 0 });
   const completion =
     how === "stream"
       ? await client.chat.completions.stream({ ...request, stream_options: { include_usage: true } }).finalChatCompletion()
