@@ -13,17 +13,33 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from support.forked_programs import ProgramServer, program_server, run_fresh
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+
+FRESH = {"quickstart", "web_endpoint"}
+"""Run in interpreters of their own: what is imported in what order is theirs. One is async, and one sync."""
+IMPORTED = [
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.export",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+    "agentkv.clients.remote",
+    "agentkv.engine",
+    "agentkv.sync",
+    "agentkv_kernels.cpu.backend",
+]
+"""What the others take most of their time to import."""
 
 
 class Share(NamedTuple):
@@ -164,19 +180,26 @@ def test_every_example_has_figures_to_check() -> None:
     assert {path.stem for path in EXAMPLES} == set(FIGURES)
 
 
+def environment() -> dict[str, str]:
+    packages = os.pathsep.join([str(ROOT), str(ROOT / "radix"), str(ROOT / "kernels")])
+    return {**os.environ, "PYTHONPATH": packages, "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[ProgramServer]:
+    with program_server(IMPORTED, environment()) as server:
+        yield server
+
+
 @pytest.mark.real_model
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_saves_what_it_says(path: Path, tmp_path: Path) -> None:
-    packages = os.pathsep.join([str(ROOT), str(ROOT / "radix"), str(ROOT / "kernels")])
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": packages, "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_an_example_saves_what_it_says(
+    path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, programs: ProgramServer
+) -> None:
+    if path.stem in FRESH:
+        done = run_fresh(path, cwd=tmp_path, env=environment())
+    else:
+        done = programs.run(path, cwd=tmp_path, env=environment(), files=tmp_path_factory.mktemp("written"))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     FIGURES[path.stem](done.stdout)
