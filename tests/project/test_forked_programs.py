@@ -12,7 +12,7 @@ import pytest
 from support.forked_programs import ProgramServer, program_server, run_fresh
 
 PROGRAMS = {
-    "what it sees": "import os, sys; print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(), *sorted(os.environ))",
+    "its names": "import os, sys; print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(), *sorted(os.environ))",
     "an exit code": "raise SystemExit(3)",
     "an exit with words, and a hook": "import atexit, sys; atexit.register(print, 'bye'); sys.exit('no')",
     "a thread that goes on": "import threading; threading.Timer(0.1, print, ['late']).start()",
