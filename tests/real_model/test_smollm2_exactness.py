@@ -69,7 +69,7 @@ def prompts(real_model_folder: Path, shared_data: Path) -> list[list[int]]:
 
 
 class Expected:
-    """Plain transformers without any cache: logits of every position of a prompt and its answer, in one forward.
+    """Plain transformers without any cache: logits of every token of an answer, in one forward over it and its prompt.
 
     An answer whose every token is the argmax behind the tokens before it is the greedy answer, so one forward over
     prompt and answer proves the ids and gives the logits to compare with.
@@ -80,11 +80,13 @@ class Expected:
         self._logits: dict[tuple[int, ...], torch.Tensor] = {}
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[len(token_ids), vocab]"""
+        """[NUM_TOKENS, vocab], behind each of the last tokens."""
         key = tuple(token_ids)
         if key not in self._logits:
             with torch.inference_mode():
-                self._logits[key] = self._model(torch.tensor([key]), use_cache=False).logits[0]
+                output = self._model(torch.tensor([key]), use_cache=False, logits_to_keep=NUM_TOKENS)
+            self._logits[key] = output.logits[0]
+            assert len(self._logits[key]) == NUM_TOKENS
         return self._logits[key]
 
     def check(self, prompt: Sequence[int], reply: Reply, driver: Driver) -> None:
@@ -92,13 +94,13 @@ class Expected:
         assert len(reply.token_ids) == NUM_TOKENS
         sequence = (*prompt, *reply.token_ids)
         expected = self.logits(sequence[:-1])
-        answer = expected[len(prompt) - 1 :].argmax(dim=-1).tolist()
+        answer = expected.argmax(dim=-1).tolist()
         assert list(reply.token_ids) == answer
         assert len(set(answer)) >= 6, "a text that repeats itself would prove little"
         compared = 0
         for prefix, row in driver.runner.rows:
             if sequence[: len(prefix)] == prefix and len(prefix) >= len(prompt):
-                reference = expected[len(prefix) - 1]
+                reference = expected[len(prefix) - len(prompt)]
                 assert float((row - reference).abs().max()) <= exactness_bound(reference)
                 compared += 1
         assert compared >= NUM_TOKENS
@@ -144,7 +146,8 @@ def test_from_a_partial_page(runner: ModelRunner, prompts: list[list[int]], expe
     driver = drive(runner)
     for index, prompt in enumerate(prompts):
         shared = 300 + 5 * index + 1
-        driver.ask([*prompt[:shared], (prompt[shared] + 1) % 1000, 7, 8, 9], max_tokens=20)
+        driver.add([*prompt[:shared], (prompt[shared] + 1) % 1000, 7, 8, 9], max_tokens=20)
+    driver.run()
     calls = [driver.add(prompt, max_tokens=NUM_TOKENS) for prompt in prompts]
     driver.run()
     for index, (call, prompt) in enumerate(zip(calls, prompts, strict=True)):
