@@ -62,11 +62,12 @@ def chat(
     # One loop for the whole conversation, entered for each answer: between two of them the terminal is read, and there
     # Ctrl-C and line editing are the terminal's own.
     with asyncio.Runner() as runner:
+        # Whoever interrupts this leaves at once: closing would wait until the loading has come to a place to stop at.
+        with progress_line() as told:
+            told(f"loading {model}")
+            with named_as_options("dtype", "memory"):
+                runner.run(runtime.start())
         try:
-            with progress_line() as told:
-                told(f"loading {model}")
-                with named_as_options("dtype", "memory"):
-                    runner.run(runtime.start())
             require_chat_template(runtime, model, "chat")
             conversations = Conversations(runtime, runtime.session(system=system, name=name, **sampling))
             failed = _talk(runner, conversations, model)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from agentkv.cli.chat_template import require_chat_template
 from agentkv.cli.console import console, examples, named_as_options, progress_line
+from agentkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentkv.replay import Recording, Replayed
@@ -97,6 +98,7 @@ async def _replay(
     """The runtime's report, and the sums."""
     from agentkv.models.quiet import quiet_transformers
     from agentkv.replay import replay as ask_again
+    from agentkv.replay import room_for_prompts
     from agentkv.runtime import Runtime
 
     with progress_line() as told:
@@ -106,6 +108,11 @@ async def _replay(
             await runtime.start()
     if not all(recording.is_text for recording in recordings):
         require_chat_template(runtime, model, "be asked messages")
+    if (room := room_for_prompts(runtime, max_tokens)) < 1:
+        raise ConfigError(
+            f"--max-tokens {max_tokens} leaves no room for a prompt: the model's context and the pages hold "
+            f"{room + max_tokens:,} tokens of both together; lower it, or raise --memory where the pages are too few"
+        )
     calls = sum(len(recording.steps) for recording in recordings)
     async with runtime:
         # Counting the tokens of a prompt that is too long is what cutting begins with, and no reason to warn of it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .asking import Asked, Replayed, replay
+from .asking import Asked, Replayed, replay, room_for_prompts
 from .ceiling import UnlimitedCache
 from .cutting import Cut, cut
 from .load import load
@@ -19,4 +19,5 @@ __all__ = [
     "cut",
     "load",
     "replay",
+    "room_for_prompts",
 ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentkv.runtime import Runtime
     from agentkv.session import Session
 
-__all__ = ["Asked", "Replayed", "replay"]
+__all__ = ["Asked", "Replayed", "replay", "room_for_prompts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,12 @@ class Replayed:
         }
 
 
+def room_for_prompts(runtime: Runtime, max_tokens: int) -> int:
+    """Tokens of the longest prompt whose answer of max_tokens a started runtime still holds; below 1 it holds none."""
+    served = runtime.served_now()
+    return min(served.context_limit, served.usable_pages * served.page_size) - max_tokens
+
+
 async def replay(
     runtime: Runtime,
     recordings: Sequence[Recording],
@@ -124,8 +130,7 @@ class _Replay:
     ) -> None:
         self._runtime, self._max_tokens, self._cold, self._limit = runtime, max_tokens, cold, limit
         self._on_call, self._on_skip = on_call, on_skip
-        served = runtime.served_now()
-        self._longest = min(served.context_limit, served.usable_pages * served.page_size) - max_tokens
+        self._longest = room_for_prompts(runtime, max_tokens)
         if self._longest < 1:
             raise ValueError(f"max_tokens={max_tokens} leaves no room for a prompt; lower it, or raise memory=")
         self._unlimited = UnlimitedCache()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,42 @@ program()
     environment = ENVIRONMENT | {"AGENTKV_CACHE": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, preexec_fn=heed_ctrl_c)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "agentkv: stopped\n")
+
+
+@pytest.mark.parametrize("command", ["chat", "replay", "serve"])
+def test_ctrl_c_while_the_model_is_loaded_leaves_at_once(tmp_path: Path, command: str) -> None:
+    """The loading never ends, and whoever waited for it would do so for an hour."""
+    loading = """
+import threading
+import agentkv.models, agentkv.runtime.opening
+from agentkv.cli import program
+def never(*given, **options):
+    print("loading", flush=True)
+    threading.Event().wait()
+agentkv.models.resolve = never
+agentkv.runtime.opening.JOIN_SECONDS = 3600
+program()
+"""
+    recorded = tmp_path / "recorded.jsonl"
+    recorded.write_text('[{"role": "user", "content": "Hello."}]\n')
+    words = {"chat": (), "replay": (str(recorded),), "serve": ("--port", "0")}
+    with subprocess.Popen(
+        [sys.executable, "-c", loading, command, *words[command]],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (130, "", "agentkv: stopped\n")
 
 
 def test_a_pipe_that_is_closed_ends_the_program_quietly_also_where_a_task_prints() -> None:

@@ -119,6 +119,16 @@ def test_a_wrong_option_ends_with_2_and_one_line(
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.parametrize("option", [("--max-tokens", "99999"), ("--max-tokens", "600", "--memory", "64KiB")])
+def test_answers_that_leave_no_room_for_a_prompt_end_with_2_and_one_line(
+    capsys: pytest.CaptureFixture[str], folder: Path, recorded: Path, option: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, recorded, "--model", folder, *option)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"agentkv: --max-tokens {option[1]} leaves no room for a prompt")
+    assert "--memory" in err
+
+
 def test_a_wrong_model_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
     code, out, err = run(capsys, recorded, "--model", "smolm2-135m")
     assert (code, out, err.count("\n")) == (2, "", 1)
