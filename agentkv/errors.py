@@ -151,10 +151,14 @@ class OutOfPages(RequestError):
 class PendingToolCalls(RequestError):
     """The session's last reply called tools, and their results are not in the conversation yet."""
 
-    def __init__(self, session: str, names: Sequence[str]) -> None:
+    def __init__(self, session: str, names: Sequence[str], *, not_by_run: str = "") -> None:
+        """names: of the tools called; not_by_run: which of the calls `run` can answer for nobody, and why."""
+        way = ", or call run() without a task, which calls the tools first and goes on"
+        if not_by_run:
+            way = f"; run() cannot call {not_by_run}"
         super().__init__(
             f"session {session!r} waits for the results of {', '.join(names)}. Give them to ask() as messages of role "
-            f'"tool", one for each call, or let run() call the tools.'
+            f'"tool", one for each call{way}.'
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -34,11 +34,12 @@ class Run:
     turns: int
     """How many replies there were."""
     tool_results: tuple[ToolResult, ...]
-    """In the order of the calls."""
+    """In the order of the calls, those first that waited before the task."""
     usage: Usage
     """The sum over all turns."""
     tool_calls: ToolCallCounts
-    """Of all turns: how many, and how many of them had an error for their result, by why."""
+    """Of all turns, and those that waited before them: how many, and how many of them had an error for their result,
+    by why."""
     stopped: Stopped
     """"answer": the last reply called no tool; "tool_calls": it called one that has no function to run; "length": it
     was cut at max_tokens; "max_turns": it would have gone on."""
@@ -57,8 +58,14 @@ class RunHost(Protocol):
         self, calls: tuple[ToolCall, ...], on_result: Callable[[ToolResult], None]
     ) -> list[ToolResult]: ...
 
+    def waiting(self, conversation: Conversation) -> tuple[ToolCall, ...]:
+        """Calls that were made before, all of which can be answered here, and are to be first."""
+
     def keep(self, conversation: Conversation) -> None:
         """A turn is finished: this is the conversation from here on."""
+
+    def keep_results(self, conversation: Conversation) -> None:
+        """The calls that waited are answered: this is the conversation from here on."""
 
     def enter(self) -> Conversation:
         """Begin; nothing else runs in the session meanwhile. What there is, the task among it."""
@@ -98,6 +105,8 @@ class RunStream(Stream):
         """Whether the cancel keeps the turn that it ended."""
         self._replies: list[Reply] = []
         self._results: list[ToolResult] = []
+        self._waited: tuple[ToolCall, ...] = ()
+        """Calls that were made before and are answered first."""
 
     async def __aenter__(self) -> Self:
         self._enter()
@@ -189,6 +198,21 @@ class RunStream(Stream):
     async def _work(self, conversation: Conversation) -> AsyncGenerator[StreamEvent, None]:
         choice = self._tool_choice
         try:
+            if waiting := self._host.waiting(conversation):
+                self._waited = waiting
+                come: dict[str, ToolResult] = {}
+                async for result in self._answer(waiting):
+                    come[result.call.id] = result
+                    yield result
+                finished = len(come) == len(waiting)
+                if not finished and not self._keeps:
+                    return
+                conversation = self._with_results(conversation, waiting, come)
+                self._host.keep_results(conversation)
+                if not finished:
+                    return
+                if choice == "required" or any(call.name == choice for call in waiting):
+                    choice = "auto"
             # Asked before each turn: a cancel that comes between two turns must not begin another one.
             while not self._cancelled:
                 answers: list[Answered] = []
@@ -214,7 +238,7 @@ class RunStream(Stream):
                     self._host.keep(conversation)
                     self._end(stopped)
                     return
-                come: dict[str, ToolResult] = {}
+                come = {}
                 if not self._cancelled:
                     async for result in self._answer(reply.tool_calls):
                         come[result.call.id] = result
@@ -222,9 +246,7 @@ class RunStream(Stream):
                 finished = len(come) == len(reply.tool_calls) and reply.finish_reason != "cancelled"
                 if not finished and not self._keeps:
                     return
-                results = [come.get(call.id) or _cancelled(call) for call in reply.tool_calls]
-                self._results += results
-                conversation = conversation.then(*results_as_messages(results))
+                conversation = self._with_results(conversation, reply.tool_calls, come)
                 self._host.keep(conversation)
                 if not finished:
                     return
@@ -237,6 +259,14 @@ class RunStream(Stream):
                     return
         finally:
             self._host.leave()
+
+    def _with_results(
+        self, conversation: Conversation, calls: tuple[ToolCall, ...], come: Mapping[str, ToolResult]
+    ) -> Conversation:
+        """With a result for each call: what has come, by the call's id, and CANCELLED for the others."""
+        results = [come.get(call.id) or _cancelled(call) for call in calls]
+        self._results += results
+        return conversation.then(*results_as_messages(results))
 
     def _stops(self, reply: Reply) -> Stopped | None:
         if reply.finish_reason == "length":
@@ -252,7 +282,8 @@ class RunStream(Stream):
 
     def _end(self, stopped: Stopped) -> None:
         usage = sum((reply.usage for reply in self._replies), Usage())
-        calls = ToolCallCounts.of_calls(call for reply in self._replies for call in reply.tool_calls)
+        made = [*self._waited, *(call for reply in self._replies for call in reply.tool_calls)]
+        calls = ToolCallCounts.of_calls(made)
         calls = sum((result.counts for result in self._results), calls)
         self._run = Run(self._replies[-1], len(self._replies), tuple(self._results), usage, calls, stopped)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, NoReturn, Self, overload
 
 from agentkv.chat import Message, as_implicit, normalise, to_openai, without_implicit
+from agentkv.counters import UNNAMED
 from agentkv.errors import RequestError
 from agentkv.reply import Reply
 from agentkv.report import Rewritten, SessionReport, report_of_usages
@@ -62,7 +63,7 @@ class Session(SessionHandle):
         self._parent = parent
         self._tools = {tool.name: tool for tool in options.tools}
         place = Place(Conversation(without_implicit(messages)))
-        self._state = state if state is not None else SessionState(options.name or "session", place)
+        self._state = state if state is not None else SessionState(options.name or UNNAMED, place)
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Session(SessionHandle):
         self, content: Content = None, *, timeout: float | None = None, tool_choice: str | None = None, **sampling: Any
     ) -> CallStream:
         """As `ask`, as a stream of events; it begins when it is entered or first awaited."""
-        hold = Hold(self._state, self._question(content))
+        hold = Hold(self._state, self._question(content), self._tools)
         options = self._call_options(tool_choice, sampling, ())
 
         def keep(answered: Answered) -> None:
@@ -195,6 +196,9 @@ class Session(SessionHandle):
         **sampling: Any,
     ) -> Run:
         """Answer, run the tools that were called, answer again, until a reply calls none.
+
+        Without a task it goes on from what is there: where the last reply's calls have no results yet, as after `ask`
+        or in a session of stored messages, it begins by running those. With a task they raise PendingToolCalls.
 
         tool_choice "required" or a name holds until its first call has been answered. A turn is a reply and its
         results; what raises or is cancelled leaves the session as after the last finished one.

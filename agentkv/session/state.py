@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from agentkv.counters import UNNAMED
 from agentkv.errors import SessionBusy, SessionClosed
 from agentkv.report import Rewritten
 from agentkv.tool_calls import ToolCallCounts
@@ -35,7 +36,7 @@ class SessionState:
 
     Its methods may be called from any thread. What is read is read in one piece, without a lock; what changes more
     than one thing, or looks before it writes, does so under the lock. A call holds the state from `enter` to `leave`,
-    and while it does only `keep` moves the place.
+    and while it does only `keep` and `keep_results` move the place.
     """
 
     def __init__(self, label: str, place: Place, *, denied: Mapping[str, str] | None = None) -> None:
@@ -120,6 +121,11 @@ class SessionState:
         with self._lock:
             self._place = Place(conversation, self._place.turns + 1)
 
+    def keep_results(self, conversation: Conversation) -> None:
+        """Calls of a turn that was finished before have results now; no turn more, by whose number seeds are drawn."""
+        with self._lock:
+            self._place = Place(conversation, self._place.turns)
+
     # -- edited between calls -----------------------------------------------------------------------------------
 
     def edit(self, change: Callable[[Conversation], Conversation]) -> None:
@@ -148,7 +154,7 @@ class SessionState:
             self._require_open()
             self._num_forks += 1
             number = self._num_forks
-            child = type(self)(name(number) or "session", self._place, denied=self._denied)
+            child = type(self)(name(number) or UNNAMED, self._place, denied=self._denied)
             child._ancestors = Lineage({**self._ancestors.serials, self._ident: self._num_marks})
             child._warnings = self._warnings
         return number, child

@@ -48,7 +48,7 @@ class Conversation:
         after = self
         for message in messages:
             identity = message.tool_call_id
-            waiting = [call.id for call in after._waiting] if message.role == "tool" else []
+            waiting = [call.id for call in after.waiting] if message.role == "tool" else []
             if message.role == "tool" and identity is not None and identity not in waiting and None not in waiting:
                 told = f"those that do are {', '.join(map(str, waiting))}" if waiting else "none does"
                 raise RequestError(f"no call {identity!r} waits for a result; {told}. Leave this message out")
@@ -58,10 +58,11 @@ class Conversation:
     @property
     def unanswered(self) -> tuple[str, ...]:
         """Names of the tools that the last reply called and that have no result here."""
-        return tuple(call.name for call in self._waiting)
+        return tuple(call.name for call in self.waiting)
 
     @property
-    def _waiting(self) -> tuple[MessageCall, ...]:
+    def waiting(self) -> tuple[MessageCall, ...]:
+        """The calls of the last reply that have no result here."""
         answered: set[str | None] = set()
         for message in reversed(self.messages):
             if message.role == "tool":
