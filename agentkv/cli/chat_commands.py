@@ -55,7 +55,7 @@ class Conversations:
         elif name in names:
             self.session = self.sessions[names.index(name)]
         else:
-            raise ValueError(f"no session {name!r}; there are {', '.join(names)}")
+            raise ValueError(f"no conversation {name!r}; there are {', '.join(names)}")
 
 
 def run_command(line: str, conversations: Conversations, out: Console) -> None:

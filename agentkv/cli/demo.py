@@ -52,7 +52,7 @@ def demo(
 
     The planner makes a plan, four forks of it call tools over real files side by side, and the planner answers from
     their reports. All of it is done three times in fp32: by agentkv, by agentkv with its cache off, and, for the
-    planner and one worker, by transformers' own generate. Takes one to three minutes on two cores with the default
+    planner and one worker, by transformers' own generate. Takes two to three minutes on two cores with the default
     model, which is fetched first if it is not here (93 MB).
 
     Exit code 1: the answers differ, or more was computed than what differs.

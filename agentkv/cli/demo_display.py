@@ -49,7 +49,7 @@ def show_outcome(outcome: Outcome, out: Console) -> None:
     out.print()
     out.print(table)
     out.print()
-    for line in (*_shared(outcome), *_next(outcome)):
+    for line in (*_repeated(outcome), *_shared(outcome), *_next(outcome)):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -90,6 +90,20 @@ def _did(call: CallMade) -> str:
     return f'"{said if len(said) <= _TEXT_SHOWN else said[: _TEXT_SHOWN - 1] + "…"}"'
 
 
+def _is_full(outcome: Outcome) -> bool:
+    return len(outcome.ways[-1].played.calls) == len(outcome.warm.calls)
+
+
+def _repeated(outcome: Outcome) -> list[str]:
+    """What the table's last row is, where it is a part."""
+    if _is_full(outcome):
+        return []
+    return [
+        "Last row: transformers repeats the calls of the planner and one worker, one after another; the ratio is to "
+        "the same calls with the cache, which ran beside others."
+    ]
+
+
 def _shared(outcome: Outcome) -> list[str]:
     warm, positions = outcome.warm, outcome.positions
     calls = warm.tool_calls
@@ -106,8 +120,7 @@ def _shared(outcome: Outcome) -> list[str]:
 
 
 def _next(outcome: Outcome) -> list[str]:
-    full = len(outcome.ways[-1].played.calls) == len(outcome.warm.calls)
-    first = [] if full else ["agentkv demo --full repeats every call by transformers"]
+    first = [] if _is_full(outcome) else ["agentkv demo --full repeats every call by transformers"]
     tries = [
         *first,
         "agentkv demo --model NAME takes a model of yours",

@@ -80,7 +80,7 @@ def test_the_commands_fork_mark_go_back_and_tell(
         ("/frok", "no command /frok; did you mean /fork?"),
         ("/x", "no command /x; /help lists them"),
         ("/back", "nothing is marked here; /mark marks a place"),
-        ("/switch nowhere", "no session 'nowhere'; there are chat"),
+        ("/switch nowhere", "no conversation 'nowhere'; there are chat"),
         ("word " * 900, "or rollback() to an earlier mark"),
     ],
 )

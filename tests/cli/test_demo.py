@@ -130,7 +130,7 @@ def test_each_call_is_shown_with_its_tokens_and_then_one_table(
         "yes",
         "yes",
     ]
-    assert [line.partition(":")[0] for line in lines[-4:]] == ["Shared", "Computed", "Tools", "Next"]
+    assert [line.partition(":")[0] for line in lines[-6:]] == ["", "Last row", "Shared", "Computed", "Tools", "Next"]
     assert "--full" in lines[-1]
     assert "135M" not in out  # only of the default model it is said that its prose is poor
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,6 +93,18 @@ def test_with_the_cache_off_every_prompt_and_every_answer_is_the_same(done: Done
         return [(call.agent, call.prompt_token_ids, call.token_ids) for call in played.calls]
 
     assert ids(done.warm) == ids(done.off)
+
+
+def test_the_sample_in_the_readme_has_the_prompt_tokens_of_this_job(done: Done) -> None:
+    """Which the warm run computes depends on who comes first; its own test holds how many they may be."""
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^(agentkv|agentkv, cache off|transformers generate, .*?) {2,}([\d,]+) of ([\d,]+) ", readme, re.M
+    )
+    of_two = done.warm.of([done.warm.calls[0].agent, done.warm.workers[0]])
+    totals = [done.warm.prompt_tokens, done.off.prompt_tokens, sum(call.usage.prompt_tokens for call in of_two)]
+    assert [prompt for _, _, prompt in rows] == [f"{total:,}" for total in totals]
+    assert [computed for _, computed, _ in rows[1:]] == [f"{total:,}" for total in totals[1:]]
 
 
 def test_each_position_is_computed_once_but_for_the_part_of_a_page_that_calls_side_by_side_share(done: Done) -> None:
