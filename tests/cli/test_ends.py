@@ -37,7 +37,7 @@ program()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "agentkv: stopped\n")
 
 
-@pytest.mark.parametrize("command", ["chat", "replay"])
+@pytest.mark.parametrize("command", ["chat", "replay", "serve"])
 def test_ctrl_c_while_the_model_is_loaded_leaves_at_once(tmp_path: Path, command: str) -> None:
     """The loading never ends, and whoever waited for it would do so for an hour."""
     loading = """
@@ -53,7 +53,7 @@ program()
 """
     recorded = tmp_path / "recorded.jsonl"
     recorded.write_text('[{"role": "user", "content": "Hello."}]\n')
-    words = {"chat": (), "replay": (str(recorded),)}
+    words = {"chat": (), "replay": (str(recorded),), "serve": ("--port", "0")}
     with subprocess.Popen(
         [sys.executable, "-c", loading, command, *words[command]],
         env=ENVIRONMENT,
