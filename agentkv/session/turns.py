@@ -91,11 +91,6 @@ class Conversation:
         return sum(message.role != "system" for message in self.messages) > 1
 
     @property
-    def unanswered(self) -> tuple[str, ...]:
-        """Names of the tools that the last reply called and that have no result here."""
-        return tuple(call.name for call in self.waiting)
-
-    @property
     def waiting(self) -> tuple[MessageCall, ...]:
         """The calls of the last reply that have no result here."""
         answered: set[str | None] = set()

@@ -506,11 +506,13 @@ async def test_a_run_goes_on_past_tools_that_raise_hang_block_or_return_odd_thin
         gc.collect()
         gc.freeze()
         watching = asyncio.create_task(watch())
-        async with session.run_stream("Use them all.") as stream:
-            events = [event async for event in stream]
-            run = await stream.run()
-        watching.cancel()
-        gc.unfreeze()
+        try:
+            async with session.run_stream("Use them all.") as stream:
+                events = [event async for event in stream]
+                run = await stream.run()
+        finally:
+            watching.cancel()
+            gc.unfreeze()
         release.set()
         assert run.reply.text == "Done."
         raised, hung, flood, odd_one, blocked = run.tool_results
