@@ -24,8 +24,8 @@ from support.ctrl_c import heed_ctrl_c
 from support.modules import forget
 
 HI = [{"role": "user", "content": "Hi"}]
-# Eight choices of 900 tokens take seconds on any machine: long enough to be cut, and to be seen coming to their end.
-LONG = {"messages": HI, "stream": True, "n": 8, "max_tokens": 900, "ignore_eos": True, "temperature": 1}
+# Eight choices of 450 tokens take seconds on any machine: long enough to be cut, and to be seen coming to their end.
+LONG = {"messages": HI, "stream": True, "n": 8, "max_tokens": 450, "ignore_eos": True, "temperature": 1}
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(clie
     async with Runtime("smollm2-135m") as runtime, client_of(runtime) as client:
         # Required for the first call of each run; the runner goes back to "auto" by itself.
         agent = an_agent(
-            "porter", client, runtime.model_name, tool_choice="find_book", max_tokens=48, temperature=0.0
+            "porter", client, runtime.model_name, tool_choice="find_book", max_tokens=24, temperature=0.0
         )  # fmt: skip
         _, turns = await two_questions(agent)
         check_resent_history(turns, runtime, "library", least=4)

@@ -198,13 +198,13 @@ FIND: Any = {"type": "function", "function": {"name": "find_book"}}
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("ask", [whole, chunk_by_chunk])
-async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(client_of: Any, ask: Any) -> None:
+async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(client_of: Any) -> None:
     async with Runtime("smollm2-135m") as runtime, client_of(runtime) as client:
         (model,) = (await client.models.list()).data
         messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": FOLLOW_UP}]
         turns: list[Turn] = []
-        for choice in (FIND, "none", FIND, "none"):
+        # Both a call and an answer are read whole once, and once chunk by chunk.
+        for choice, ask in ((FIND, whole), ("none", chunk_by_chunk), (FIND, chunk_by_chunk), ("none", whole)):
             answer = await ask(
                 client, model=model.id, messages=messages, tools=TOOLS, tool_choice=choice, seed=1,
                 max_tokens=12 if choice == "none" else 40,

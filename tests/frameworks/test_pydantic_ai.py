@@ -82,7 +82,7 @@ def a_call_first(context: Any) -> dict[str, Any]:
 @pytest.mark.real_model
 async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(client_of: Any) -> None:
     async with Runtime("smollm2-135m") as runtime, client_of(runtime) as client:
-        agent = an_agent(client, runtime.model_name, max_tokens=48, temperature=0.0)
+        agent = an_agent(client, runtime.model_name, max_tokens=24, temperature=0.0)
         first = await agent.run(QUESTION, model_settings=a_call_first)
         last = await agent.run(FOLLOW_UP, message_history=first.all_messages(), model_settings=a_call_first)
         check_resent_history(turns_of(last.all_messages()), runtime, "library", least=4)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from support.forked_programs import ProgramServer, program_server
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+IMPORTED = [
+    "torch._dynamo",
+    "torch.export",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+]
+"""What the programs take most of their time to import. Not agentkv, whose exit hooks come after the program's first."""
 
 BEFORE = """
 import atexit, threading
@@ -97,11 +110,17 @@ ENDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def programs() -> Iterator[ProgramServer]:
+    with program_server(IMPORTED, ENVIRONMENT) as server:
+        yield server
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_the_engines_threads_are_over_before_the_interpreter_is_torn_down_and_nothing_is_said(
-    end: str,
+    programs: ProgramServer, tmp_path: Path, end: str
 ) -> None:
-    program = BEFORE + textwrap.dedent(ENDS[end])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    program = tmp_path / "program.py"
+    program.write_text(BEFORE + textwrap.dedent(ENDS[end]))
+    done = programs.run(program, cwd=tmp_path, env=ENVIRONMENT, files=tmp_path, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

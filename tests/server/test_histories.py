@@ -11,7 +11,7 @@ import pytest
 from agentkv.testing import ScriptedModel, scripted
 from support.agent_turns import in_odd_cuts, nth_answer, tool_call
 from support.families import families
-from support.servers import ask, chunks_of, in_process, refusal_of, scripted_runtime
+from support.servers import ask, chunks_of, in_process, over_http, refusal_of, scripted_runtime
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -150,8 +150,8 @@ async def test_of_calls_that_stand_bare_the_first_is_told_where_there_may_be_one
             assert [call["function"]["name"] for call in message["tool_calls"]] == names
 
 
-async def test_a_turn_sent_with_the_last_token_of_the_one_before_hits_wholly_a_hundred_times(door: Any) -> None:
-    async with scripted_runtime(lambda asked: "There it is.") as runtime, door(runtime) as client:
+async def test_a_turn_sent_with_the_last_token_of_the_one_before_hits_wholly_a_hundred_times() -> None:
+    async with scripted_runtime(lambda asked: "There it is.") as runtime, over_http(runtime) as client:
         for number in range(100):
             messages: list[dict[str, Any]] = [{"role": "user", "content": f"{number} is what I ask for."}]
             body = {"model": "scripted", "messages": messages, "stream": True, "return_token_ids": True}
