@@ -167,14 +167,14 @@ class LongestFirst:
 
 
 def test_after_its_tail_was_evicted(runner: ModelRunner, prompts: list[list[int]], expected: Expected) -> None:
+    """By one that grows to be the longest of all, whose own pages go first when the others come back."""
     pages = sum(-(-length // P) for length in LENGTHS)
-    driver = drive(runner, num_pages=1 + pages + 20, policy=LongestFirst())
+    driver = drive(runner, num_pages=1 + pages + 28, policy=LongestFirst())
     for prompt in prompts:
         driver.ask(prompt, max_tokens=1)
-    for filler in range(8):
-        driver.ask([2_000 + filler, *range(1_000, 1_100)], max_tokens=1)
-    for prompt in prompts:
-        reply = ask(driver, prompt)
+    for length in range(130, 1_301, 130):
+        driver.ask(range(1_000, 1_000 + length), max_tokens=1)
+    for prompt, reply in zip(prompts, ask_together(driver, prompts), strict=True):
         assert 300 < reply.usage.cached_tokens < len(prompt) - 1
         assert reply.usage.misses["evicted"] > 0
         expected.check(prompt, reply, driver)
