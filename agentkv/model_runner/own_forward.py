@@ -40,11 +40,19 @@ class _Layer:
 class OwnForward:
     """Runs packed tokens through the layers of one model. Made once; owned by the thread that runs it."""
 
-    def __init__(self, shape: DecoderShape, make_product: Callable[[Weights], Product]) -> None:
-        """`make_product` is called once for each weight, in the order in which a step reads them."""
+    def __init__(
+        self,
+        shape: DecoderShape,
+        make_product: Callable[[Weights], Product],
+        make_head: Callable[[Weights], Product] | None = None,
+    ) -> None:
+        """`make_product` is called once for each weight of a layer, in the order in which a step reads them.
+
+        `make_head` for that behind the last layer, where it is another.
+        """
         self._shape = shape
         self._layers = [_make_layer(layer, make_product) for layer in shape.layers]
-        self._head = make_product(linear_weights(shape.head))
+        self._head = (make_head or make_product)(linear_weights(shape.head))
         self._modules = shape.modules
         self.scales = tuple(layer.scale for layer in shape.layers)
         """Of each layer's scores."""

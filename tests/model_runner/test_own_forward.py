@@ -70,7 +70,7 @@ def test_it_gives_the_logits_of_the_model(
     kind: str, packs: bool, runner_of: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not packs:
-        monkeypatch.setattr("agentkv.model_runner.opening.can_pack", lambda *_: False)
+        monkeypatch.setattr("agentkv.model_runner.own_weights.can_pack", lambda *_: False)
     model = tiny_model(kind)
     with torch.inference_mode():
         expected = [model(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in PROMPTS]
