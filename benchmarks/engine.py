@@ -4,9 +4,10 @@
 
 All that is compared in a table takes turns in one process; figures are medians. bf16, on the cpu backend.
 
-    steps     decode steps over random pages. "modules": the layers run by the model's own modules; "gather": so, and
-              over the reference backend, which gathers pages and multiplies with torch. "products": the weights of the
-              step alone, as the model has them; "packed": the same as the forward of ours has them.
+    steps     decode steps over random pages. "modules": the layers run by the model's own modules; "reference": so, and
+              over the reference backend, which gathers pages and multiplies in groups; "gather": so, by gathered pages
+              and torch's scaled_dot_product_attention, the baseline. "products": the weights of the step alone, as the
+              model has them; "packed": the same as the forward of ours has them.
     stream    one sequence by the engine, with weights as they are and of few bits, beside transformers' `generate`.
               LLAMA_SERVER_URL may name a llama.cpp server with the same model; its own figure of speed is read.
     outside   the engine's share of a step of 8 sequences that is not the model's forward: planning, cache, sampling,
@@ -36,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 import torch
 from machine import describe_machine
+from torch.nn.functional import scaled_dot_product_attention
 
 from agentkv.cache import PrefixCache
 from agentkv.calls import Call, ChoiceEnded
@@ -47,6 +49,8 @@ from agentkv.models import LoadOptions, resolve
 from agentkv.sampling import SamplingState, sample
 from agentkv.sampling_params import SamplingParams
 from agentkv.scheduler import Scheduler
+from agentkv_kernels import AttentionMetadata, register_backend
+from agentkv_kernels.reference import ReferenceBackend
 
 PAGE_SIZE = 16
 STREAM_TOKENS = 48
@@ -59,6 +63,24 @@ class Row:
     ratios: dict[str, float]
     targets: dict[str, tuple[str, float]]
     """From a ratio to "at least" or "at most", and the bound."""
+
+
+class GatherAndAttend(ReferenceBackend):
+    """Pages gathered to one tensor for all sequences of a step, which are equally long, and torch's attention on it."""
+
+    name = "gather-and-attend"
+
+    def attend(
+        self, store: Any, layer: int, query: torch.Tensor, metadata: AttentionMetadata, *, scale: float, **_: Any
+    ) -> torch.Tensor:
+        pages, length, new = store.pages[layer], metadata.seq_lens[0], metadata.query_lens[0]
+        slots = metadata.page_table.long()[..., None] * PAGE_SIZE + torch.arange(PAGE_SIZE)
+        index = slots.flatten(1)[:, :length]
+        keys, values = (each[:, index].transpose(0, 1) for each in (pages.key_slots, pages.value_slots))
+        queries = query.view(metadata.num_seqs, new, *query.shape[1:]).transpose(1, 2)
+        mask = None if new == 1 else torch.ones(new, length, dtype=torch.bool).tril(length - new)
+        out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
 
 
 def load(model: str) -> Any:
@@ -131,7 +153,8 @@ def steps(name: str, rounds: int) -> Iterable[Row]:
         runners = {
             "ours": opened(model, tokens),
             "modules": opened(load(name).model, tokens, own_forward=False),
-            "gather": opened(load(name).model, tokens, own_forward=False, backend="reference"),
+            "reference": opened(load(name).model, tokens, own_forward=False, backend="reference"),
+            "gather": opened(load(name).model, tokens, own_forward=False, backend=GatherAndAttend.name),
         }
         shape = read_shape(model, runners["ours"].layers)
         timed: dict[str, Callable[[], object]] = {
@@ -143,7 +166,7 @@ def steps(name: str, rounds: int) -> Iterable[Row]:
         for runner in runners.values():
             runner.close()
         ratios = {f"ours / {kind}": found["ours"] / found[kind] for kind in ("products", "packed")}
-        ratios |= {f"{kind} / ours": found[kind] / found["ours"] for kind in ("modules", "gather")}
+        ratios |= {f"{kind} / ours": found[kind] / found["ours"] for kind in ("modules", "reference", "gather")}
         asked = (batch, context) == (8, 2048)
         targets = {"ours / products": ("at most", 1.8), "gather / ours": ("at least", 6.0)} if asked else {}
         what = f"{batch} of 1 token" if new == 1 else f"a chunk of {new}"
@@ -271,6 +294,7 @@ def main() -> None:
         parser.error(f"no table is called {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
+    register_backend(GatherAndAttend.name, lambda device: GatherAndAttend())
     print(describe_machine())
     for name in options.tables or TABLES:
         for row in TABLES[name](options.model, options.rounds):
