@@ -198,12 +198,19 @@ class AttentionSwitch:
                 "(copy.deepcopy(config)), or close that one first",
             )
         self._former = [(config, config._attn_implementation) for config in self._configs]
+        self._ours: list[tuple[Any, str]] = []
         try:
             for config, former in self._former:
-                config._attn_implementation_internal = _registered_name(former or "eager")
+                self._ours.append((config, _registered_name(former or "eager")))
+                config._attn_implementation_internal = self._ours[-1][1]
         except BaseException:
             self.restore()
             raise
+
+    @property
+    def is_on(self) -> bool:
+        """Whether every config still names our implementation."""
+        return all(config._attn_implementation_internal == ours for config, ours in self._ours)
 
     def restore(self) -> None:
         """The model is as it was before; a second call does nothing."""

@@ -16,7 +16,17 @@ from agentkv_kernels import LayerSpec
 
 from .attention import AttentionCall, handling, zeros_like_output
 
-__all__ = ["AttentionLayers", "discover_layers", "text_config"]
+__all__ = ["AttentionLayers", "LayerCall", "blocks_of", "discover_layers", "text_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """How a layer asks for attention, beside what its LayerSpec says."""
+
+    num_heads: int
+    scale: float
+    softcap: float | None
+    has_sinks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,7 @@ class AttentionLayers:
 
     modules: tuple[nn.Module, ...]
     specs: tuple[LayerSpec, ...]
+    calls: tuple[LayerCall, ...]
 
     def index(self) -> dict[int, int]:
         """From id(module) to its layer."""
@@ -95,4 +106,19 @@ def discover_layers(model: PreTrainedModel) -> AttentionLayers:
         )
         for call in recorder.calls
     )
-    return AttentionLayers(modules, specs)
+    calls = tuple(
+        LayerCall(call.query.shape[1], call.scale, call.softcap, call.sinks is not None) for call in recorder.calls
+    )
+    return AttentionLayers(modules, specs, calls)
+
+
+def blocks_of(model: PreTrainedModel, attention: Sequence[nn.Module]) -> list[nn.Module | None]:
+    """For each attention module the element of the longest module list that it stands in."""
+    found: dict[int, tuple[int, nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                for inner in block.modules():
+                    if len(module) > found.get(id(inner), (0, inner))[0]:
+                        found[id(inner)] = (len(module), block)
+    return [found[id(module)][1] if id(module) in found else None for module in attention]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from agentkv.errors import ConfigError, ModelUnsupported
 from agentkv_kernels import Backend, BackendUnavailable, StoreTooLarge, UnknownBackend, choose_backend, get_backend
 
 from .attention import AttentionSwitch
-from .layers import discover_layers, text_config
+from .decoder_shape import DecoderShape, UnlikeDecoder, read_shape
+from .layers import AttentionLayers, discover_layers, text_config
+from .low_bit import Bits
+from .own_weights import make_own_forward, require_low_bit
 from .pool_size import num_pages_for
 from .probe import probe, refuse_by_structure
 from .rope import FrozenRope, freeze_rope
@@ -49,13 +53,19 @@ def open_runner(
     num_pages: int | None = None,
     memory: int | None = None,
     backend: str | None = None,
+    weights: Bits | None = None,
+    own_forward: bool = True,
 ) -> ModelRunner:
     """Switch the model's attention, hold its RoPE, judge it, and make its store. Undone whole if any of it fails.
 
-    `num_pages` counts the null page. Raises ModelUnsupported with the reason, ConfigError for a backend or a pool that
-    cannot be. Costs one decode step, the probe where no verdict is known, and no writing of the pool's memory.
+    `num_pages` counts the null page. `own_forward`: run the layers by a forward of ours where that was proven equal.
+    `weights`: of how many bits they are multiplied in steps of few rows; None: of their own.
+    Raises ModelUnsupported with the reason, ConfigError for a backend or a pool that cannot be. Costs one decode step,
+    the probe where no verdict is known, a packed copy of the weights, and no writing of the pool's memory.
     """
     device = model.device
+    if weights is not None:
+        require_low_bit(weights, device, model.dtype)
     kernels = _backend(backend, device)
     try:
         refuse_by_structure(model, name)
@@ -66,12 +76,24 @@ def open_runner(
     try:
         rope = freeze_rope(model, context_limit)
         layers = discover_layers(model)
+        shape, against_shape = _shape_for_own_forward(model, layers) if own_forward else (None, "it was asked for")
         known = Verdicts(verdicts)
-        if not known.passed(fingerprint):
+        against = known.against_own_forward(fingerprint)
+        if not known.passed(fingerprint) or (shape is not None and against is None):
             began = time.perf_counter()
-            probe(model, layers, context_limit)
-            known.record(fingerprint, name)
+            against = probe(model, layers, context_limit, shape)
+            known.record(fingerprint, name, against)
             _log.info("%s passed the probe in %.2f s", name, time.perf_counter() - began)
+        own = None
+        if shape is not None and not against:
+            own = make_own_forward(shape, name, weights)
+        elif weights is not None:
+            raise ConfigError(
+                f"weights={weights!r} is for models whose layers agentkv runs by a forward of its own; "
+                f"{name} is run by its own modules: {against_shape or against}. Leave it out"
+            )
+        else:
+            _log.info("%s is run by its own modules: %s", name, against_shape or against)
         pages = num_pages if num_pages is not None else num_pages_for(layers.specs, page_size, device, memory)
         store = kernels.make_store(layers.specs, pages, page_size, device)
     except BaseException as error:
@@ -94,7 +116,22 @@ def open_runner(
         store=store,
         backend=kernels,
         context_limit=context_limit,
+        own=own,
     )
+
+
+def _shape_for_own_forward(model: PreTrainedModel, layers: AttentionLayers) -> tuple[DecoderShape | None, str]:
+    """What a forward of ours needs to know; or None and why the model is no such stack of layers."""
+    if os.environ.get("AGENTKV_OWN_FORWARD") == "0":
+        return None, "AGENTKV_OWN_FORWARD is 0"
+    try:
+        return read_shape(model, layers), ""
+    except UnlikeDecoder as error:
+        return None, str(error)
+    except Exception as error:
+        # Nothing is known of this model's modules; what reading them raises is no reason not to serve it.
+        _log.debug("the modules of %s could not be read", type(model).__name__, exc_info=True)
+        return None, f"they could not be read ({error!r})"
 
 
 def _backend(name: str | None, device: torch.device) -> Backend:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentkv.errors import ModelUnsupported
@@ -22,7 +22,10 @@ from agentkv.models.source import HAS_ENCODER
 from agentkv_kernels import get_backend
 
 from .attention import AttentionSwitch
-from .layers import AttentionLayers, discover_layers, text_config
+from .decoder_shape import DecoderShape, UnlikeDecoder, read_shape
+from .layers import AttentionLayers, blocks_of, discover_layers, text_config
+from .own_forward import OwnForward
+from .products import Plain
 from .quirks import REFUSED_MODEL_TYPES
 from .rope import freeze_rope
 from .runner import PackedSequence, forward_packed, vocabulary_rows
@@ -66,10 +69,14 @@ def refuse_by_structure(model: PreTrainedModel, name: str) -> None:
         raise ModelUnsupported(name, f"has layers of kind {others}; full and sliding attention can be served")
 
 
-def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -> None:
+def probe(
+    model: PreTrainedModel, layers: AttentionLayers, context_limit: int, shape: DecoderShape | None = None
+) -> str | None:
     """Raise ModelUnsupported unless packed, chunked, paged logits equal the model's own eager ones on a small copy.
 
-    Costs an fp32 copy of a few layers and of 512 rows of the vocabulary, and four forwards of at most 48 tokens.
+    Returns what speaks against running the layers of `shape` by a forward of ours, "" where its logits are equal, too;
+    None without a shape. Costs an fp32 copy of a few layers and of 512 rows of the vocabulary, and six forwards of at
+    most 48 tokens.
     """
     name = type(model).__name__
     try:
@@ -84,24 +91,55 @@ def probe(model: PreTrainedModel, layers: AttentionLayers, context_limit: int) -
         with torch.inference_mode():
             expected = [small(input_ids=torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts]
         served = _serve_in_two_chunks(small, prompts)
-    finally:
-        rope.restore()
-    for prompt, reference, logits in zip(prompts, expected, served, strict=True):
-        difference = float((reference - logits).abs().max())
-        if not difference <= exactness_bound(reference):
+        if (found := _difference(expected, served)) is not None:
             raise ModelUnsupported(
                 name,
-                f"gives other logits over pages than by itself, by {difference:.2g} over {len(prompt)} tokens "
-                f"(allowed {exactness_bound(reference):.2g}): its masks or positions carry more than causality "
-                f"and the windows it tells the attention function",
+                f"gives other logits over pages than by itself, {found}: its masks or positions carry more than "
+                f"causality and the windows it tells the attention function",
             )
+        return None if shape is None else _against_own_forward(small, shape, prompts, expected)
+    finally:
+        rope.restore()
 
 
-def _serve_in_two_chunks(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Logits [len(prompt), vocab] of each prompt, both packed into one batch, in two steps, over pages of 4."""
+def _difference(expected: Sequence[Tensor], served: Sequence[Tensor]) -> str | None:
+    """By how much the logits of some prompt lie apart, in words; None where that is within the bound."""
+    for reference, logits in zip(expected, served, strict=True):
+        difference, allowed = float((reference - logits).abs().max()), exactness_bound(reference)
+        if not difference <= allowed:
+            return f"by {difference:.2g} over {len(reference)} tokens (allowed {allowed:.2g})"
+    return None
+
+
+def _against_own_forward(
+    small: PreTrainedModel, shape: DecoderShape, prompts: Sequence[Sequence[int]], expected: Sequence[Tensor]
+) -> str:
+    """What speaks against a forward of ours; "" where nothing does."""
+    try:
+        served = _serve_in_two_chunks(small, prompts, shape)
+    except UnlikeDecoder as error:
+        return str(error)
+    except Exception as error:  # A guess that does not even fit the model's tensors.
+        return f"its parts do not fit together as they were read: {error}"
+    found = _difference(expected, served)
+    return "" if found is None else f"its own forward gives other logits, {found}"
+
+
+def _serve_in_two_chunks(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], shape: DecoderShape | None = None
+) -> list[Tensor]:
+    """Logits [len(prompt), vocab] of each prompt, both packed into one batch, in two steps, over pages of 4.
+
+    With the `shape` of the whole model, of which this one is a small copy, by a forward of ours.
+    """
     switch = AttentionSwitch(model)
     try:
         layers = discover_layers(model)
+        own = None
+        if shape is not None:
+            if not shape.shows_all_kinds(len(layers.modules)):
+                raise UnlikeDecoder("some of its layers are of a kind that the probe does not see")
+            own = OwnForward(read_shape(model, layers), Plain)
         backend = get_backend("reference", "cpu")
         pages_each = -(-max(_LENGTHS) // _PAGE_SIZE)
         store = backend.make_store(layers.specs, 1 + pages_each * len(prompts), _PAGE_SIZE, "cpu")
@@ -117,7 +155,7 @@ def _serve_in_two_chunks(model: PreTrainedModel, prompts: Sequence[Sequence[int]
                 )
                 for index, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True))
             ]
-            rows: Any = forward_packed(model, sequences, store, backend, layers.index())
+            rows: Any = forward_packed(model, sequences, store, backend, layers.index(), own)
             for index, part in enumerate(rows.split([end - start for start, end in zip(starts, ends, strict=True)])):
                 logits[index].append(part)
             starts = list(ends)
@@ -171,7 +209,7 @@ def _layers_of_each_kind(model: PreTrainedModel, layers: AttentionLayers) -> int
     A kind is what attention sees of a layer and what modules the layer is made of, so that a dense layer and one of
     experts count as two.
     """
-    blocks = _blocks(model, layers.modules)
+    blocks = blocks_of(model, layers.modules)
     kinds = []
     for attention, spec, block in zip(layers.modules, layers.specs, blocks, strict=True):
         classes = tuple(type(module).__name__ for module in block.modules()) if block is not None else ()
@@ -180,15 +218,3 @@ def _layers_of_each_kind(model: PreTrainedModel, layers: AttentionLayers) -> int
         )
         kinds.append((spec, classes, flags))
     return max(kinds.index(kind) for kind in set(kinds)) + 1
-
-
-def _blocks(model: PreTrainedModel, attention: Sequence[nn.Module]) -> list[nn.Module | None]:
-    """For each attention module the element of the longest module list that it stands in."""
-    found: dict[int, tuple[int, nn.Module]] = {}
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                for inner in block.modules():
-                    if len(module) > found.get(id(inner), (0, inner))[0]:
-                        found[id(inner)] = (len(module), block)
-    return [found[id(module)][1] if id(module) in found else None for module in attention]

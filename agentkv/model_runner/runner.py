@@ -16,6 +16,7 @@ from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, pl
 
 from .attention import AttentionCall, AttentionSwitch, handling
 from .layers import AttentionLayers
+from .own_forward import Attend, OwnForward
 from .rope import FrozenRope
 
 __all__ = ["ModelRunner", "PackedSequence", "forward_packed", "vocabulary_rows"]
@@ -59,6 +60,18 @@ class _PagedAttention:
             sinks=call.sinks,
         )
 
+    def of_own_forward(self, scales: Sequence[float]) -> Attend:
+        """The same for a forward of ours, whose layers have these scales and their LayerSpec's windows."""
+        windows = [spec.window for spec in self._store.layers]
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            self._backend.store_kv(self._store, layer, key, value, self._metadata.slot_mapping)
+            return self._backend.attend(
+                self._store, layer, query, self._metadata, scale=scales[layer], window=windows[layer]
+            )
+
+        return attend
+
 
 def forward_packed(
     model: PreTrainedModel,
@@ -66,19 +79,18 @@ def forward_packed(
     store: KVStore,
     backend: Backend,
     layer_of: Mapping[int, int],
+    own: OwnForward | None = None,
 ) -> Tensor:
     """One forward over all sequences, without padding; logits [rows, vocab] in the order of the sequences.
 
     A sequence contributes no row, the row of its last token, or one for each token, as its `logits` says. The keys and
-    values of every token are in its pages afterwards.
+    values of every token are in its pages afterwards. With `own` the model's layers are run by that.
     """
     token_ids: list[int] = []
-    positions: list[int] = []
     rows: list[int] = []
     for sequence in sequences:
         first = len(token_ids)
         token_ids.extend(sequence.token_ids)
-        positions.extend(range(sequence.context_len, sequence.context_len + len(sequence.token_ids)))
         if sequence.logits == "all":
             rows.extend(range(first, len(token_ids)))
         elif sequence.logits == "last":
@@ -93,9 +105,16 @@ def forward_packed(
     )
     attention = _PagedAttention(store, backend, metadata, layer_of)
     with torch.inference_mode(), handling(attention):
+        if own is not None:
+            return own(
+                torch.tensor(token_ids, device=device),
+                metadata.positions,
+                torch.tensor(rows, dtype=torch.int64, device=device),
+                attention.of_own_forward(own.scales),
+            )
         output = model(
             input_ids=torch.tensor([token_ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
+            position_ids=metadata.positions[None],
             use_cache=False,
             # With nobody asking, one row is still computed: some heads cannot take an empty selection.
             logits_to_keep=torch.tensor(rows or [len(token_ids) - 1], device=device),
@@ -140,7 +159,9 @@ class ModelRunner:
         store: KVStore,
         backend: Backend,
         context_limit: int,
+        own: OwnForward | None = None,
     ) -> None:
+        """`own` runs the model's layers wherever nobody but us looks on."""
         self.model = model
         self.store = store
         self.backend = backend
@@ -149,6 +170,7 @@ class ModelRunner:
         self._switch = switch
         self._rope = rope
         self._layer_of = layers.index()
+        self._own = own
 
     @property
     def vocab_size(self) -> int:
@@ -163,10 +185,14 @@ class ModelRunner:
 
     def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
+        own = self._own
+        if own is not None and (own.is_hooked or not self._switch.is_on):
+            own = None  # What somebody does to the model while it is served, its own forward shows.
         with _translated():
-            return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of)
+            return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of, own)
 
     def close(self) -> None:
         """Give the model its own attention and RoPE back. A second call does nothing."""
+        self._own = None
         self._switch.restore()
         self._rope.restore()

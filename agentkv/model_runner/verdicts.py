@@ -33,10 +33,19 @@ class Verdicts:
         """Whether this very model passed the probe under these very versions."""
         return self._path(fingerprint).is_file()
 
-    def record(self, fingerprint: bytes, model: str) -> None:
-        """Keep that it passed."""
+    def against_own_forward(self, fingerprint: bytes) -> str | None:
+        """What the probe found against running the model's layers by a forward of ours: "" nothing; None: not known."""
+        try:
+            found = json.loads(self._path(fingerprint).read_bytes())["against_own_forward"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, str) else None
+
+    def record(self, fingerprint: bytes, model: str, against_own_forward: str | None = None) -> None:
+        """Keep that it passed, and what was found against a forward of ours; None: that was not asked."""
         note = {
             "model": model,
+            "against_own_forward": against_own_forward,
             "agentkv": __version__,
             "transformers": transformers.__version__,
             "torch": torch.__version__,

@@ -35,7 +35,6 @@ _UNITS = {
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SHORT_DTYPES = ("bf16", "fp16", "fp32")
 _LATER = {
-    "weights": "low-bit weights come",
     "kv_dtype": "a KV dtype other than the model's comes",
 }
 
@@ -51,7 +50,7 @@ class RuntimeConfig:
     trust_remote_code: bool = False
     chat_template: str | None = None
     dtype: Any = "auto"
-    weights: None = None
+    weights: Literal["int8", "int4"] | None = None
     device: str | None = None
     backend: str | None = None
     kv_dtype: None = None
@@ -110,6 +109,8 @@ class RuntimeConfig:
             raise ConfigError(f"rate_limit must be a Rate(requests, seconds), got {self.rate_limit!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
+        if self.weights not in (None, "int8", "int4"):
+            raise ConfigError(f'weights must be "int8", "int4" or None, got {self.weights!r}')
         _check_model(self.model)
         _check_dtype(self.dtype)
         _check_device(self.device)

@@ -127,7 +127,7 @@ def open_engine(
         still_wanted()
         refuse_by_structure(model, loaded.name)
         context_limit = default_context_limit(model, config.context_limit)
-        identity = fingerprint(loaded, rope=rope_regime(model, context_limit))
+        identity = fingerprint(loaded, weights=config.weights, rope=rope_regime(model, context_limit))
         still_wanted()
         with paused_garbage_collection():
             runner = open_runner(
@@ -140,6 +140,7 @@ def open_engine(
                 num_pages=config.num_pages,
                 memory=config.memory_bytes,
                 backend=config.backend,
+                weights=config.weights,
             )
         undo.append(runner.close)
         still_wanted()

@@ -66,7 +66,7 @@ class Runtime(RuntimeHandle):
         trust_remote_code: bool = False,
         chat_template: str | Path | None = None,
         dtype: Any = "auto",
-        weights: None = None,
+        weights: Literal["int8", "int4"] | None = None,
         device: str | None = None,
         backend: str | None = None,
         kv_dtype: None = None,
@@ -95,6 +95,7 @@ class Runtime(RuntimeHandle):
         dtype                   "auto": a model object keeps its own; else bf16 where the processor multiplies it,
                                 fp32 elsewhere. Or "float32", "bfloat16", "float16" ("fp32", "bf16", "fp16"), or a
                                 torch dtype
+        weights                 "int8" or "int4": on CPUs, in bf16, steps of few rows multiply weights of so many bits
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
         threads                 torch's threads, which are the whole process's; None leaves them as they are
         context_limit           tokens of prompt and answer together; by default the model's own
@@ -110,7 +111,7 @@ class Runtime(RuntimeHandle):
         listener                hears of stored, hit and evicted runs of pages, on the engine's thread
         strict                  recount the books after every step: slow, for tests
 
-        Raises ConfigError for a wrong option, TypeError for an unknown one. `weights` and `kv_dtype` come later.
+        Raises ConfigError for a wrong option, TypeError for an unknown one. `kv_dtype` comes later.
         """
         if isinstance(chat_template, Path):
             chat_template = read_template(chat_template)

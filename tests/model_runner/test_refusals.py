@@ -226,9 +226,9 @@ def test_a_verdict_is_kept_for_this_very_model_and_what_cannot_be_kept_is_asked_
     judged: list[PreTrainedModel] = []
     judge: Any = vars(opening)["probe"]
 
-    def counted(model: PreTrainedModel, *rest: Any) -> None:
+    def counted(model: PreTrainedModel, *rest: Any) -> Any:
         judged.append(model)
-        judge(model, *rest)
+        return judge(model, *rest)
 
     monkeypatch.setattr(opening, "probe", counted)
     for _ in range(2):

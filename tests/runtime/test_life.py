@@ -280,7 +280,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"adapter": 5}, "adapter must be a str or None"),
     ({"chat_template": 5}, "chat_template must be a str"),
     ({"backend": 5}, "backend must be a str or None"),
-    ({"weights": "int4"}, "weights=: low-bit weights come with a later version"),
+    ({"weights": "int3"}, 'weights must be "int8", "int4" or None, got .int3.'),
     ({"kv_dtype": "int8"}, "kv_dtype=: .* comes with a later version"),
 ]
 

@@ -1,0 +1,62 @@
+"""What a forward of ours multiplies with: packed weights where there is memory, of few bits where asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from agentkv.errors import ConfigError
+
+from .available import available_memory
+from .decoder_shape import DecoderShape
+from .low_bit import Bits, lies_on_4_bits, low_bit_product
+from .own_forward import OwnForward
+from .products import Packed, Plain, Product, Weights, can_pack
+
+__all__ = ["make_own_forward", "require_low_bit"]
+
+_log = logging.getLogger("agentkv")
+
+_PACKED_SHARE = 0.25
+"""Of the available memory, which a second copy of the weights may take: the pool takes as much of the rest."""
+
+
+def require_low_bit(weights: Bits, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError where no product of few bits is at hand."""
+    if device.type != "cpu":
+        raise ConfigError(f"weights={weights!r} is for CPUs; on {device} leave it out")
+    if dtype != torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"weights={weights!r} multiplies bfloat16, and the model is {name}: give dtype='bfloat16' too"
+        )
+
+
+def make_own_forward(shape: DecoderShape, name: str, bits: Bits | None = None) -> OwnForward:
+    """Costs one read of the weights, and a packed copy of them where a quarter of the available memory holds it."""
+    began, weight = time.perf_counter(), shape.head.weight
+    packed = can_pack(weight.device, weight.dtype)
+    if packed and shape.linear_bytes > available_memory() * _PACKED_SHARE:
+        _log.info("%s: no memory for a packed copy of %.2f GiB of weights", name, shape.linear_bytes / 2**30)
+        packed = False
+    plain: Callable[[Weights], Product] = Packed if packed else Plain
+    kinds = "packed" if packed else "as they lie"
+    if bits is None:
+        own = OwnForward(shape, plain)
+    else:
+
+        def low_bit(weights: Weights) -> Product:
+            return low_bit_product(weights, bits, packed=packed)
+
+        # What chooses the token is the last to be rounded: files of 4 bits keep 6 or 8 there, too.
+        as_head = bits == "int8" or lies_on_4_bits(weight)
+        own = OwnForward(shape, low_bit, low_bit if as_head else plain)
+        kinds = f"{bits} for few rows{', the head apart' if not as_head else ''}, {kinds} for many"
+        if not packed:
+            kinds = f"{bits} for all rows{', the head apart' if not as_head else ''}"
+    seconds = time.perf_counter() - began
+    _log.info("%s is run by a forward of ours, weights %s, made in %.2f s", name, kinds, seconds)
+    return own
