@@ -25,6 +25,8 @@ class AttentionLayers:
 
     modules: tuple[nn.Module, ...]
     specs: tuple[LayerSpec, ...]
+    num_heads: tuple[int, ...]
+    """Query heads of each layer."""
 
     def index(self) -> dict[int, int]:
         """From id(module) to its layer."""
@@ -95,4 +97,4 @@ def discover_layers(model: PreTrainedModel) -> AttentionLayers:
         )
         for call in recorder.calls
     )
-    return AttentionLayers(modules, specs)
+    return AttentionLayers(modules, specs, tuple(call.query.shape[1] for call in recorder.calls))

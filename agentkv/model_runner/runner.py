@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentkv.errors import InternalError, ModelError
-from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, plan
+from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, SharedRun, plan
 
 from .attention import AttentionCall, AttentionSwitch, handling
+from .kv_read import KVRead, KVReads
 from .layers import AttentionLayers
 from .rope import FrozenRope
 
@@ -66,11 +67,12 @@ def forward_packed(
     store: KVStore,
     backend: Backend,
     layer_of: Mapping[int, int],
-) -> Tensor:
+    shared: Sequence[SharedRun] = (),
+) -> tuple[Tensor, AttentionMetadata]:
     """One forward over all sequences, without padding; logits [rows, vocab] in the order of the sequences.
 
     A sequence contributes no row, the row of its last token, or one for each token, as its `logits` says. The keys and
-    values of every token are in its pages afterwards.
+    values of every token are in its pages afterwards. `shared`: pages that some of the sequences have in common.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -90,6 +92,7 @@ def forward_packed(
         [sequence.page_ids for sequence in sequences],
         page_size=store.page_size,
         device=device,
+        shared=shared,
     )
     attention = _PagedAttention(store, backend, metadata, layer_of)
     with torch.inference_mode(), handling(attention):
@@ -106,7 +109,7 @@ def forward_packed(
             f"implementation was set on the model, or on its config, while it was served. Close the Runtime first."
         )
     logits: Tensor = output.logits[0]
-    return logits if rows else logits[:0]
+    return logits if rows else logits[:0], metadata
 
 
 def vocabulary_rows(model: PreTrainedModel) -> int:
@@ -149,11 +152,19 @@ class ModelRunner:
         self._switch = switch
         self._rope = rope
         self._layer_of = layers.index()
+        self._reads = KVReads(layers, store, backend)
+        self.kv_read = KVRead()
+        """What the last run read of keys and values."""
 
     @property
     def vocab_size(self) -> int:
         """Rows of the input embedding: token ids must be below it."""
         return vocabulary_rows(self.model)
+
+    @property
+    def shares_runs(self) -> bool:
+        """Whether pages that sequences have in common are read once for all, where a run is told of them."""
+        return self.backend.shares_runs
 
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         """Copy whole pages over all layers, before the forward that reads them."""
@@ -161,10 +172,13 @@ class ModelRunner:
             with _translated():
                 self.backend.copy_pages(self.store, source_page_ids, destination_page_ids)
 
-    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
+    def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
+        self.kv_read = KVRead()
         with _translated():
-            return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of)
+            logits, metadata = forward_packed(self.model, sequences, self.store, self.backend, self._layer_of, shared)
+            self.kv_read = self._reads.of(metadata)
+        return logits
 
     def close(self) -> None:
         """Give the model its own attention and RoPE back. A second call does nothing."""
