@@ -79,7 +79,7 @@ def test_runs_that_are_too_short_to_pay_are_read_apart(verdicts: Path) -> None:
         # Two that share k pages save k * P keys a step.
         for pages, together in ((2, False), (3, True)):
             steps_of_decoding(driver, forks(driver, pages * P, own=7, count=2))
-            assert (SharedRun((0, 1), 0, pages) in driver.runner.shared) is together
+            assert ((SharedRun((0, 1), 0, pages),) in driver.runner.shared) is together
 
 
 def test_a_tree_of_forks_is_read_as_a_tree() -> None:
