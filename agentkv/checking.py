@@ -28,8 +28,10 @@ from agentkv.calls import Call, CallFailed, ChoiceEnded
 from agentkv.engine import Engine
 from agentkv.errors import ModelUnsupported
 from agentkv.model_runner import (
+    KVRead,
     ModelRunner,
     PackedSequence,
+    SharedRun,
     default_context_limit,
     exactness_bound,
     freeze_rope,
@@ -39,7 +41,7 @@ from agentkv.model_runner.layers import text_config
 from agentkv.models import LoadedModel, LoadOptions, resolve
 from agentkv.reply import Reply
 from agentkv.sampling_params import SamplingParams
-from agentkv.scheduler import Plan, Request, Scheduler
+from agentkv.scheduler import Plan, Request, Scheduler, SharingRule
 
 __all__ = ["ModelCheck", "ServedRun", "check_model"]
 
@@ -249,8 +251,12 @@ class _WatchedRunner:
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         self._runner.copy_pages(source_page_ids, destination_page_ids)
 
-    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
-        logits = self._runner.run(sequences)
+    @property
+    def kv_read(self) -> KVRead:
+        return self._runner.kv_read
+
+    def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
+        logits = self._runner.run(sequences, shared)
         sampling = [chunk.request_id for chunk in self._scheduler.last_plan.chunks if chunk.samples]
         for request_id, row in zip(sampling, logits, strict=True):
             self.logits.setdefault(self._scheduler.prompt_of(request_id), []).append(row.float().clone())
@@ -265,7 +271,12 @@ def _serve_each_way(
 ) -> tuple[tuple[ServedRun, ...], str]:
     """The three runs, and why they are not exact, "" where they are."""
     cache = PrefixCache(runner.store.num_pages, page_size=PAGE_SIZE)
-    scheduler = _WatchedScheduler(cache, max_num_batched_tokens=TOKENS_A_STEP, max_num_seqs=len(prompts))
+    scheduler = _WatchedScheduler(
+        cache,
+        max_num_batched_tokens=TOKENS_A_STEP,
+        max_num_seqs=len(prompts),
+        sharing=SharingRule() if runner.shares_runs else None,
+    )
     watched = _WatchedRunner(runner, scheduler)
     engine = Engine(watched, scheduler, strict=True)
     alone = [b"prompt %d" % index for index in range(len(prompts))]

@@ -66,6 +66,10 @@ class EngineCounters:
     """Of forward_seconds, the prompts' part: of a forward of s seconds over p positions of prompts and d others,
     s * p / (p + d). Where both run in one step this is more than the prompts cost, for a position in a long chunk
     costs less than one that is decoded."""
+    kv_bytes_read: int = 0
+    """Of keys and values, by attention in all layers, as the kernels plan their reading."""
+    kv_bytes_apart: int = 0
+    """What that would have been with every sequence reading its pages alone, shared ones too."""
     forward_seconds: float = 0.0
     """Inside the model's forward, attention included."""
     step_seconds: float = 0.0

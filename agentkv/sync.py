@@ -270,6 +270,7 @@ class Runtime(RuntimeHandle):
         memory: int | str | None = None,
         max_num_batched_tokens: int = 1024,
         max_num_seqs: int = 64,
+        share_prefixes: bool = True,
         max_queue: int = 1024,
         on_full: Literal["wait", "raise"] = "wait",
         rate_limit: Rate | None = None,
@@ -283,8 +284,8 @@ class Runtime(RuntimeHandle):
             chat_template=chat_template, dtype=dtype, weights=weights, device=device, backend=backend,
             kv_dtype=kv_dtype, threads=threads, context_limit=context_limit, page_size=page_size,
             num_pages=num_pages, memory=memory, max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs, max_queue=max_queue, on_full=on_full, rate_limit=rate_limit,
-            policy=policy, seed=seed, listener=listener, strict=strict,
+            max_num_seqs=max_num_seqs, share_prefixes=share_prefixes, max_queue=max_queue, on_full=on_full,
+            rate_limit=rate_limit, policy=policy, seed=seed, listener=listener, strict=strict,
         )  # fmt: skip
         self._loop = LoopThread()
 

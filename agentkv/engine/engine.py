@@ -14,9 +14,9 @@ from torch import Tensor
 from agentkv.cache import PrefixCache
 from agentkv.calls import Call, CallFailed, ChoiceEnded, TokensAdded, Update
 from agentkv.counters import CountersByName, EngineCounters, Snapshot
-from agentkv.model_runner import PackedSequence
+from agentkv.model_runner import KVRead, PackedSequence, SharedRun
 from agentkv.sampling import Sampled, prompt_logprobs, sample
-from agentkv.scheduler import Chunk, Scheduler
+from agentkv.scheduler import Chunk, Group, Scheduler
 
 from .choice import Choice
 from .live import Live
@@ -31,7 +31,12 @@ class Runner(Protocol):
 
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None: ...
 
-    def run(self, sequences: Sequence[PackedSequence]) -> Tensor: ...
+    def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor: ...
+
+    @property
+    def kv_read(self) -> KVRead:
+        """What the last run read of keys and values."""
+        ...
 
 
 class Engine:
@@ -142,7 +147,7 @@ class Engine:
         self._note_admissions(chunks)
         if chunks:
             self.counters.steps += 1
-            rows = self._forward(chunks, updates)
+            rows = self._forward(chunks, updates, plan.groups)
             ready = self._commit(chunks, rows, updates)
             self._sample(ready, updates)
         if self._strict:
@@ -168,12 +173,14 @@ class Engine:
                 for tag in live.call.tags:
                     self.by_tag.count_prompt(tag, stem)
 
-    def _forward(self, chunks: Sequence[Chunk], updates: list[Update]) -> dict[int, Tensor]:
+    def _forward(
+        self, chunks: Sequence[Chunk], updates: list[Update], groups: Sequence[Group] = ()
+    ) -> dict[int, Tensor]:
         """Logit rows of each chunk that ran, by request id; what fails alone, fails."""
         began = self._clock()
         rows: dict[int, Tensor] = {}
         try:
-            rows = self._run(chunks)
+            rows = self._run(chunks, groups)
         except Exception as error:
             if len(chunks) == 1:
                 self._fail_request(chunks[0].request_id, error, updates)
@@ -201,7 +208,7 @@ class Engine:
         self.counters.prompt_positions += prompt
         self.counters.prompt_seconds += seconds * prompt / sum(len(chunk.token_ids) for chunk in chunks)
 
-    def _run(self, chunks: Sequence[Chunk]) -> dict[int, Tensor]:
+    def _run(self, chunks: Sequence[Chunk], groups: Sequence[Group]) -> dict[int, Tensor]:
         copies = [chunk.copy for chunk in chunks if chunk.copy is not None]
         if copies:
             self._runner.copy_pages([copy.source for copy in copies], [copy.destination for copy in copies])
@@ -209,7 +216,9 @@ class Engine:
             PackedSequence(chunk.token_ids, chunk.context_len, chunk.page_ids, _logits_wanted(chunk))
             for chunk in chunks
         ]
-        logits: Any = self._runner.run(sequences)
+        logits: Any = self._runner.run(sequences, _shared_runs(groups, chunks))
+        self.counters.kv_bytes_read += self._runner.kv_read.num_bytes
+        self.counters.kv_bytes_apart += self._runner.kv_read.num_bytes_apart
         counts = [_num_rows(sequence) for sequence in sequences]
         self.counters.positions_run += sum(len(chunk.token_ids) for chunk in chunks)
         return {chunk.request_id: part for chunk, part in zip(chunks, logits.split(counts), strict=True)}
@@ -398,6 +407,19 @@ class Engine:
             assert self.scheduler.is_idle, "requests are left without a call"
             assert not self._owner, "owners are left without a call"
             self.cache.check_idle()
+
+
+def _shared_runs(groups: Sequence[Group], chunks: Sequence[Chunk]) -> list[SharedRun]:
+    """The groups by places among these chunks, less requests that have lost theirs since the plan was made."""
+    if not groups:
+        return []
+    places = {chunk.request_id: place for place, chunk in enumerate(chunks)}
+    members = [tuple(places[each] for each in group.request_ids if each in places) for group in groups]
+    return [
+        SharedRun(present, group.first_page, group.num_pages)
+        for group, present in zip(groups, members, strict=True)
+        if len(present) > 1
+    ]
 
 
 def _logits_wanted(chunk: Chunk) -> Literal["none", "last", "all"]:

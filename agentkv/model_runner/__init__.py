@@ -1,5 +1,8 @@
 """Transformers models over pages: the device side of the engine."""
 
+from agentkv_kernels import SharedRun
+
+from .kv_read import KVRead
 from .naming import device_name, dtype_name
 from .opening import default_context_limit, open_runner
 from .probe import exactness_bound, probe, refuse_by_structure
@@ -8,8 +11,10 @@ from .runner import ModelRunner, PackedSequence
 
 __all__ = [
     "FrozenRope",
+    "KVRead",
     "ModelRunner",
     "PackedSequence",
+    "SharedRun",
     "default_context_limit",
     "device_name",
     "dtype_name",

@@ -155,7 +155,7 @@ def _serve_in_two_chunks(
                 )
                 for index, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True))
             ]
-            rows: Any = forward_packed(model, sequences, store, backend, layers.index(), own)
+            rows: Any = forward_packed(model, sequences, store, backend, layers.index(), own=own)[0]
             for index, part in enumerate(rows.split([end - start for start, end in zip(starts, ends, strict=True)])):
                 logits[index].append(part)
             starts = list(ends)

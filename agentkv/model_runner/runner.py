@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentkv.errors import InternalError, ModelError
-from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, plan
+from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, SharedRun, plan
 
 from .attention import AttentionCall, AttentionSwitch, handling
+from .kv_read import KVRead, KVReads
 from .layers import AttentionLayers
 from .own_forward import Attend, OwnForward
 from .rope import FrozenRope
@@ -79,12 +80,14 @@ def forward_packed(
     store: KVStore,
     backend: Backend,
     layer_of: Mapping[int, int],
+    shared: Sequence[SharedRun] = (),
     own: OwnForward | None = None,
-) -> Tensor:
+) -> tuple[Tensor, AttentionMetadata]:
     """One forward over all sequences, without padding; logits [rows, vocab] in the order of the sequences.
 
     A sequence contributes no row, the row of its last token, or one for each token, as its `logits` says. The keys and
-    values of every token are in its pages afterwards. With `own` the model's layers are run by that.
+    values of every token are in its pages afterwards. `shared`: pages that some of the sequences have in common. With
+    `own` the model's layers are run by that.
     """
     token_ids: list[int] = []
     rows: list[int] = []
@@ -102,16 +105,18 @@ def forward_packed(
         [sequence.page_ids for sequence in sequences],
         page_size=store.page_size,
         device=device,
+        shared=shared,
     )
     attention = _PagedAttention(store, backend, metadata, layer_of)
     with torch.inference_mode(), handling(attention):
         if own is not None:
-            return own(
+            of_own = own(
                 torch.tensor(token_ids, device=device),
                 metadata.positions,
                 torch.tensor(rows, dtype=torch.int64, device=device),
                 attention.of_own_forward(own.scales),
             )
+            return of_own, metadata
         output = model(
             input_ids=torch.tensor([token_ids], device=device),
             position_ids=metadata.positions[None],
@@ -125,7 +130,7 @@ def forward_packed(
             f"implementation was set on the model, or on its config, while it was served. Close the Runtime first."
         )
     logits: Tensor = output.logits[0]
-    return logits if rows else logits[:0]
+    return logits if rows else logits[:0], metadata
 
 
 def vocabulary_rows(model: PreTrainedModel) -> int:
@@ -171,11 +176,19 @@ class ModelRunner:
         self._rope = rope
         self._layer_of = layers.index()
         self._own = own
+        self._reads = KVReads(layers, store, backend)
+        self.kv_read = KVRead()
+        """What the last run read of keys and values."""
 
     @property
     def vocab_size(self) -> int:
         """Rows of the input embedding: token ids must be below it."""
         return vocabulary_rows(self.model)
+
+    @property
+    def shares_runs(self) -> bool:
+        """Whether pages that sequences have in common are read once for all, where a run is told of them."""
+        return self.backend.shares_runs
 
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         """Copy whole pages over all layers, before the forward that reads them."""
@@ -183,13 +196,18 @@ class ModelRunner:
             with _translated():
                 self.backend.copy_pages(self.store, source_page_ids, destination_page_ids)
 
-    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
+    def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
         own = self._own
         if own is not None and (own.is_hooked or not self._switch.is_on):
             own = None  # What somebody does to the model while it is served, its own forward shows.
+        self.kv_read = KVRead()
         with _translated():
-            return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of, own)
+            logits, metadata = forward_packed(
+                self.model, sequences, self.store, self.backend, self._layer_of, shared, own
+            )
+            self.kv_read = self._reads.of(metadata)
+        return logits
 
     def close(self) -> None:
         """Give the model its own attention and RoPE back. A second call does nothing."""

@@ -61,6 +61,7 @@ class RuntimeConfig:
     memory: int | str | None = None
     max_num_batched_tokens: int = 1024
     max_num_seqs: int = 64
+    share_prefixes: bool = True
     max_queue: int = 1024
     on_full: Literal["wait", "raise"] = "wait"
     rate_limit: Rate | None = None
@@ -91,7 +92,7 @@ class RuntimeConfig:
                 raise ConfigError(f"{name} must be a str or None, got {value!r}")
         if self.chat_template is not None:
             check_template("chat_template", self.chat_template)
-        for name in ("trust_remote_code", "strict"):
+        for name in ("trust_remote_code", "share_prefixes", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.num_pages is not None and self.memory is not None:

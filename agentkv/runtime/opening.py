@@ -102,7 +102,7 @@ def open_engine(
             refuse_by_structure,
             rope_regime,
         )
-        from agentkv.scheduler import Scheduler
+        from agentkv.scheduler import Scheduler, SharingRule
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -148,7 +148,10 @@ def open_engine(
             runner.store.num_pages, page_size=config.page_size, policy=config.policy, listener=config.listener
         )
         scheduler = Scheduler(
-            cache, max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs
+            cache,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            sharing=SharingRule() if config.share_prefixes and runner.shares_runs else None,
         )
         clock = loaded.clock if loaded.clock is not None else time.monotonic
         engine = Engine(runner, scheduler, loaded.tokenizer, clock=clock, strict=config.strict)

@@ -77,6 +77,7 @@ class Runtime(RuntimeHandle):
         memory: int | str | None = None,
         max_num_batched_tokens: int = 1024,
         max_num_seqs: int = 64,
+        share_prefixes: bool = True,
         max_queue: int = 1024,
         on_full: Literal["wait", "raise"] = "wait",
         rate_limit: Rate | None = None,
@@ -104,6 +105,7 @@ class Runtime(RuntimeHandle):
                                 of a GPU's free memory, or a quarter of the available memory and at most 8 GiB
         max_num_batched_tokens  tokens in one step
         max_num_seqs            calls that run at once
+        share_prefixes          read pages that running calls have in common once for all of them, where it pays
         max_queue, on_full      calls that may wait; beyond that a call waits to queue, or raises QueueFull
         rate_limit              Rate(requests, seconds, by="name" | "cache_salt")
         policy                  what to evict first: "lru", "lfu", "superseded-first", or an object with key(node)
@@ -120,8 +122,8 @@ class Runtime(RuntimeHandle):
             chat_template=chat_template, dtype=dtype, weights=weights, device=device, backend=backend,
             kv_dtype=kv_dtype, threads=threads, context_limit=context_limit, page_size=page_size,
             num_pages=num_pages, memory=memory, max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs, max_queue=max_queue, on_full=on_full, rate_limit=rate_limit,
-            policy=policy, seed=seed, listener=listener, strict=strict,
+            max_num_seqs=max_num_seqs, share_prefixes=share_prefixes, max_queue=max_queue, on_full=on_full,
+            rate_limit=rate_limit, policy=policy, seed=seed, listener=listener, strict=strict,
         )  # fmt: skip
         self._gate = Gate(max_queue)
         self._rates = RateLimits(rate_limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentkv.cache import PageCopy
 
-__all__ = ["Chunk", "Plan", "Refusal"]
+__all__ = ["Chunk", "Group", "Plan", "Refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,26 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Requests whose pages first_page .. first_page + num_pages are the same, and are to be read once for all of them.
+
+    All tokens of these pages are context of each of them.
+    """
+
+    request_ids: tuple[int, ...]
+    """In the order of their chunks."""
+    first_page: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `preempted` gave their pages back for it; `refused` are no longer live."""
+    """One step. `preempted` gave their pages back for it; `refused` are no longer live.
+
+    `groups` are the edges of trees: those of one request follow each other from its page 0.
+    """
 
     chunks: tuple[Chunk, ...] = ()
     preempted: tuple[int, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    groups: tuple[Group, ...] = ()

@@ -11,6 +11,7 @@ from sortedcontainers import SortedKeyList
 from agentkv.cache import Lease, PrefixCache, pack
 from agentkv.errors import PoolFull, RequestError
 
+from .groups import Groups, SharingRule
 from .plan import Chunk, Plan, Refusal
 from .request import Request, RequestState
 
@@ -37,7 +38,15 @@ class Scheduler:
     least a page more than the tree can give now. Whatever becomes of that prefill, the next plan decides anew.
     """
 
-    def __init__(self, cache: PrefixCache, *, max_num_batched_tokens: int = 1024, max_num_seqs: int = 64) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        max_num_batched_tokens: int = 1024,
+        max_num_seqs: int = 64,
+        sharing: SharingRule | None = None,
+    ) -> None:
+        """`sharing`: when plans name groups that read shared pages together; None: never."""
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}), "
@@ -46,6 +55,7 @@ class Scheduler:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
+        self._groups = Groups(cache.page_size, sharing) if sharing is not None else None
         self._requests: dict[int, Request] = {}
         self._running: SortedKeyList[Request] = SortedKeyList(key=lambda request: (request.arrival, request.request_id))
         self._waiting: SortedKeyList[Request] = SortedKeyList(key=lambda request: (request.arrival, request.request_id))
@@ -128,7 +138,8 @@ class Scheduler:
         # What was preempted in this plan does not come back in it: it would take the room that it just gave.
         if not draft.preempted and draft.budget > 0 and self._waiting:
             self._admit(draft)
-        return Plan(tuple(draft.chunks), tuple(draft.preempted), tuple(draft.refused))
+        groups = self._groups.of(draft.chunks) if self._groups is not None else ()
+        return Plan(tuple(draft.chunks), tuple(draft.preempted), tuple(draft.refused), groups)
 
     def _grow(self, request: Request, draft: _Draft) -> bool:
         """Pages for the request's next token, taken from the latest arrivals if need be; False: it runs no more."""

@@ -25,6 +25,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def shares_runs(self) -> bool:
+        """Whether `attend` reads the pages of `metadata.shared` once for all of their sequences."""
+        ...
+
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device
     ) -> KVStore:
@@ -69,6 +74,15 @@ class Backend(Protocol):
         """Copy whole pages in every layer, in the order of one read of all sources and one write.
 
         A page may be source and destination. Issue it before the forward that reads the destinations.
+        """
+        ...
+
+    def keys_read(
+        self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
+    ) -> int:
+        """Keys that `attend` of the layer reads for each KV head, one counted as often as it is read.
+
+        Times the layer's token_bytes it is what the step moves. Costs microseconds.
         """
         ...
 

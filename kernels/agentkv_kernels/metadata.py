@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
@@ -61,6 +61,10 @@ class AttentionMetadata:
     def device(self) -> torch.device:
         return self.page_table.device
 
+    def apart(self) -> AttentionMetadata:
+        """The same step, with every sequence reading its pages alone."""
+        return replace(self, shared=(), memo={})
+
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns, computed at the first call with this key and kept as long as the metadata.
 
@@ -104,7 +108,9 @@ def plan(
             "leave a sequence with nothing to compute out of the step"
         )
     seq = tuple(c + q for c, q in zip(context, query, strict=True))
-    table = _page_table(page_tables, [-(-length // page_size) for length in seq], page_size, seq).to(device)
+    table = _page_table(page_tables, [-(-length // page_size) for length in seq], page_size, seq)
+    runs = check_shared_runs(shared, context, table, page_size) if shared else ()
+    table = table.to(device)
     positions, slots = _slots(query, context, table, page_size)
     return AttentionMetadata(
         query_lens=query,
@@ -117,7 +123,7 @@ def plan(
         slot_mapping=slots,
         decode=tuple(i for i, length in enumerate(query) if length == 1),
         extend=tuple(i for i, length in enumerate(query) if length > 1),
-        shared=check_shared_runs(shared, context, table, page_size) if shared else (),
+        shared=runs,
     )
 
 

@@ -25,6 +25,7 @@ class ReferenceBackend:
     """Stateless; every buffer belongs to the store, so one backend serves several stores."""
 
     name = "reference"
+    shares_runs = False
 
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device = "cpu"
@@ -56,8 +57,7 @@ class ReferenceBackend:
         mine, spec = _mine(store), store.spec(layer)
         check_query(query, spec, metadata, window=window, sinks=sinks)
         heads = query.shape[1]
-        kind = LayerKind(spec.kv_heads, heads, spec.token_bytes, store.num_pages, store.page_size, window)
-        plan: GatherPlan = metadata.once(("reference", kind), lambda: gather_plan(metadata, kind))
+        plan = _plan(store, spec, metadata, heads, window)
         scores = _Scores(mine.scratch, scale, softcap, sinks)
         if plan.whole_step is not None:
             return _decode(mine.pages[layer], query, plan.whole_step, scores)
@@ -71,6 +71,14 @@ class ReferenceBackend:
     @torch.no_grad()
     def copy_pages(self, store: KVStore, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
         _mine(store).copy_pages(src_page_ids, dst_page_ids)
+
+    def keys_read(
+        self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
+    ) -> int:
+        """Keys that are gathered, for each KV head, padding among them."""
+        plan = _plan(_mine(store), store.spec(layer), metadata, num_heads, window)
+        groups = plan.decode if plan.whole_step is None else (plan.whole_step,)
+        return sum(group.size * group.keys for group in groups) + sum(extend.keys for extend in plan.extend)
 
 
 class _Scores:
@@ -172,6 +180,12 @@ def _block(
     probs = scores.probabilities(products, query.dtype, spec.kv_heads)
     out = torch.bmm(probs, values).view(spec.kv_heads, -1, queries, spec.value_size)
     return out.permute(2, 0, 1, 3).reshape(queries, -1, spec.value_size)
+
+
+def _plan(store: KVStore, spec: LayerSpec, metadata: AttentionMetadata, heads: int, window: int | None) -> GatherPlan:
+    """Made once a step for each kind of layer."""
+    kind = LayerKind(spec.kv_heads, heads, spec.token_bytes, store.num_pages, store.page_size, window)
+    return metadata.once(("reference", kind), lambda: gather_plan(metadata, kind))
 
 
 def _mine(store: KVStore) -> HeadMajorStore:

@@ -36,28 +36,29 @@ def check_shared_runs(
 ) -> tuple[SharedRun, ...]:
     """The runs in the order of their first pages, those of each sequence following each other from its page 0.
 
-    Raises PlanMismatch where that cannot be, or where the page tables are not the same there. Costs a few tensor
-    operations a run.
+    Raises PlanMismatch where that cannot be, or where the page tables are not the same there. Costs one comparison of
+    the pages a run, and waits for the device where the page table lies on one.
     """
     ordered = tuple(sorted(runs, key=lambda run: run.first_page))
-    covered = torch.zeros(len(context_lens), dtype=torch.int64)
-    contexts = torch.tensor(list(context_lens))
+    covered = [0] * len(context_lens)
     for run in ordered:
         members, end = run.sequences, run.first_page + run.num_pages
-        if not members or members[0] < 0 or members[-1] >= len(contexts) or any(b <= a for a, b in pairwise(members)):
-            raise PlanMismatch(f"{run}: its sequences are some of 0 to {len(contexts) - 1}, in ascending order")
-        index = torch.tensor(members)
-        if run.num_pages < 1 or not bool((covered[index] == run.first_page).all()):
+        ascend = all(b > a for a, b in pairwise(members))
+        if not members or members[0] < 0 or members[-1] >= len(covered) or not ascend:
+            raise PlanMismatch(f"{run}: its sequences are some of 0 to {len(covered) - 1}, in ascending order")
+        if run.num_pages < 1 or any(covered[member] != run.first_page for member in members):
             raise PlanMismatch(
                 f"{run}: the runs of a sequence follow each other from its page 0, each of at least one page"
             )
-        covered[index] = end
-        if end * page_size > int(contexts[index].min()):
+        shortest = min(context_lens[member] for member in members)
+        if end * page_size > shortest:
             raise PlanMismatch(
-                f"{run}: ends at token {end * page_size}, beyond the {int(contexts[index].min())} tokens of context of "
-                "one of its sequences"
+                f"{run}: ends at token {end * page_size}, beyond the {shortest} tokens of context of one of its "
+                "sequences"
             )
-        pages = page_table[index.to(page_table.device), run.first_page : end]
+        for member in members:
+            covered[member] = end
+        pages = page_table[list(members), run.first_page : end]
         if not bool((pages == pages[0]).all()):
             raise PlanMismatch(f"{run}: the page tables of its sequences differ there")
     return ordered

@@ -83,7 +83,7 @@ class _Bent(ModelRunner):
     To exchange the two would change nothing: keys carry their own positions.
     """
 
-    def run(self, sequences: Any) -> torch.Tensor:
+    def run(self, sequences: Any, shared: Any = ()) -> torch.Tensor:
         bent = [
             dataclasses.replace(each, page_ids=[each.page_ids[1], *each.page_ids[1:]])
             if each.context_len > 64 and len(each.token_ids) == 1

@@ -145,7 +145,7 @@ def test_the_seconds_of_a_forward_are_split_by_positions_inside_and_behind_the_p
     length, seconds, positions = 11, 0.0, 0
     run = driver.runner.run
 
-    def recording(sequences: Any) -> Any:
+    def recording(sequences: Any, shared: Any) -> Any:
         nonlocal seconds, positions
         inside = sum(
             sum(position < length for position in range(each.context_len, each.context_len + len(each.token_ids)))
@@ -153,7 +153,7 @@ def test_the_seconds_of_a_forward_are_split_by_positions_inside_and_behind_the_p
         )
         positions += inside
         seconds += inside / sum(len(each.token_ids) for each in sequences)
-        return run(sequences)
+        return run(sequences, shared)
 
     driver.runner.run = recording
     for index, n in enumerate((1, 2, 1, 1)):
@@ -170,10 +170,10 @@ def test_a_forward_that_failed_counts_no_prompt() -> None:
     driver = hash_driver(page_size=P)
     run, failing = driver.runner.run, [True]
 
-    def failing_once(sequences: Any) -> Any:
+    def failing_once(sequences: Any, shared: Any) -> Any:
         if failing.pop() if failing else False:
             raise ArithmeticError("a batch that fails")
-        return run(sequences)
+        return run(sequences, shared)
 
     driver.runner.run = failing_once
     for seed in range(2):

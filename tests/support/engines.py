@@ -19,13 +19,16 @@ from agentkv.engine import Engine, Runner
 from agentkv.model_runner import exactness_bound, open_runner
 from agentkv.reply import Reply
 from agentkv.sampling_params import SamplingParams
-from agentkv.scheduler import Scheduler
+from agentkv.scheduler import Scheduler, SharingRule
 from support.page_contents import HashRunner, PoisoningRunner
 from support.tiny_models import VOCAB_SIZE, greedy, tiny_model
 
-__all__ = ["Cold", "Driver", "Letters", "cold", "hash_driver", "model_driver", "random_prompt"]
+__all__ = ["WHENEVER_POSSIBLE", "Cold", "Driver", "Letters", "cold", "hash_driver", "model_driver", "random_prompt"]
 
 Tokens = tuple[int, ...]
+
+WHENEVER_POSSIBLE = SharingRule(keys_per_group=0, keys_per_token=0, most_tokens=1_000)
+"""Prompts of tests are short: groups that would not pay are what is to be tested."""
 
 
 def random_prompt(seed: int, length: int, vocab_size: int = VOCAB_SIZE) -> Tokens:
@@ -173,7 +176,8 @@ class Driver:
 
 
 def _engine(runner: Runner, num_pages: int, options: dict[str, Any]) -> Engine:
-    ours = {key: options.pop(key) for key in ("max_num_batched_tokens", "max_num_seqs") if key in options}
+    names = ("max_num_batched_tokens", "max_num_seqs", "sharing")
+    ours = {"sharing": WHENEVER_POSSIBLE, **{key: options.pop(key) for key in names if key in options}}
     tokenizer, strict = options.pop("tokenizer", None), options.pop("strict", True)
     cache = PrefixCache(num_pages, **options)
     return Engine(runner, Scheduler(cache, **ours), tokenizer, clock=itertools.count().__next__, strict=strict)

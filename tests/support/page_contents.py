@@ -14,7 +14,8 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from agentkv.engine import Runner
-from agentkv.model_runner import ModelRunner, PackedSequence
+from agentkv.model_runner import KVRead, ModelRunner, PackedSequence, SharedRun
+from agentkv_kernels.shared_runs import check_shared_runs
 
 __all__ = ["HashRunner", "PageContents", "PoisoningRunner", "RecordingRunner", "hash_logits"]
 
@@ -25,7 +26,7 @@ class PageContents:
     """The token in each slot, as the forwards so far have written them; -1 where none has."""
 
     def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
+        self.page_size = page_size
         self._pages: dict[int, list[int]] = {}
 
     def copy(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
@@ -34,7 +35,7 @@ class PageContents:
 
     def write(self, sequence: PackedSequence) -> None:
         for offset, token_id in enumerate(sequence.token_ids):
-            page, slot = divmod(sequence.context_len + offset, self._page_size)
+            page, slot = divmod(sequence.context_len + offset, self.page_size)
             assert sequence.page_ids[page] != 0, "a token would be written into the null page"
             self._page(sequence.page_ids[page])[slot] = token_id
 
@@ -45,7 +46,7 @@ class PageContents:
         return tuple(slots[:length])
 
     def _page(self, page_id: int) -> list[int]:
-        return self._pages.setdefault(page_id, [-1] * self._page_size)
+        return self._pages.setdefault(page_id, [-1] * self.page_size)
 
 
 def positions_with_logits(sequence: PackedSequence) -> range:
@@ -62,13 +63,20 @@ class RecordingRunner:
         self._contents = PageContents(page_size)
         self.rows: list[tuple[Tokens, Tensor]] = []
         self.batches: list[list[PackedSequence]] = []
+        self.shared: list[tuple[SharedRun, ...]] = []
+        """Of each batch: the runs of pages that were read together."""
 
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         self._contents.copy(source_page_ids, destination_page_ids)
         self._inner.copy_pages(source_page_ids, destination_page_ids)
 
-    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
-        logits = self._inner.run(sequences)
+    @property
+    def kv_read(self) -> KVRead:
+        return self._inner.kv_read
+
+    def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
+        logits = self._inner.run(sequences, shared)
+        self.shared.append(tuple(shared))
         self.batches.append(list(sequences))
         for sequence in sequences:
             self._contents.write(sequence)
@@ -89,15 +97,15 @@ class PoisoningRunner(RecordingRunner):
 
     def __init__(self, inner: ModelRunner, page_size: int) -> None:
         super().__init__(inner, page_size)
-        self._store, self._page_size = inner.store, page_size
-        self._store.fill_slots(range(inner.store.num_pages * page_size), float("nan"))
+        self.store, self._page_size = inner.store, page_size
+        self.store.fill_slots(range(inner.store.num_pages * page_size), float("nan"))
 
-    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
+    def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         for sequence in sequences:
             size = self._page_size
             slots = [page_id * size + offset for page_id in sequence.page_ids for offset in range(size)]
-            self._store.fill_slots([*range(size), *slots[sequence.context_len :]], float("nan"))
-        return super().run(sequences)
+            self.store.fill_slots([*range(size), *slots[sequence.context_len :]], float("nan"))
+        return super().run(sequences, shared)
 
 
 def hash_logits(prefix: Sequence[int], vocab_size: int) -> Tensor:
@@ -115,6 +123,8 @@ class HashRunner:
     def __init__(self, page_size: int, vocab_size: int = 64) -> None:
         self.vocab_size = vocab_size
         self.batches: list[list[PackedSequence]] = []
+        self.shared: list[tuple[SharedRun, ...]] = []
+        """Of each batch: the runs of pages that were told as shared."""
         self.reading: Callable[[Tokens], None] = lambda prefix: None
         """Called with the whole of each sequence before its logits are made; what it raises ends the forward."""
         self.logits: Callable[[Tokens], Tensor] = lambda prefix: hash_logits(prefix, vocab_size)
@@ -123,8 +133,15 @@ class HashRunner:
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         self._contents.copy(source_page_ids, destination_page_ids)
 
-    def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
+    @property
+    def kv_read(self) -> KVRead:
+        return KVRead()
+
+    def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         self.batches.append(list(sequences))
+        self.shared.append(tuple(shared))
+        if shared:
+            self._check_shared(sequences, shared)
         for sequence in sequences:
             self._contents.write(sequence)
         rows = []
@@ -133,6 +150,13 @@ class HashRunner:
             self.reading(prefix)
             rows += [self.logits(prefix[: end + 1]) for end in positions_with_logits(sequence)]
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab_size)
+
+    def _check_shared(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun]) -> None:
+        """What a kernel would refuse is refused here, too."""
+        contexts = [sequence.context_len for sequence in sequences]
+        tables = [list(sequence.page_ids) for sequence in sequences]
+        table = torch.tensor([[*pages, *[0] * (max(map(len, tables)) - len(pages))] for pages in tables])
+        check_shared_runs(shared, contexts, table, self._contents.page_size)
 
     def greedy(self, prompt_token_ids: Sequence[int], num_tokens: int) -> Tokens:
         """The cold answer: no pages, no cache, the definition alone."""

@@ -37,6 +37,7 @@ class SlotMajorStore(KVStore):
 
 class PlainBackend:
     name = "plain"
+    shares_runs = False
 
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device
@@ -72,3 +73,8 @@ class PlainBackend:
 
     def copy_pages(self, store: KVStore, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
         store.import_pages(dst_page_ids, store.export_pages(src_page_ids))
+
+    def keys_read(
+        self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
+    ) -> int:
+        return sum(metadata.seq_lens)

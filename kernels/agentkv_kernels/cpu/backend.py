@@ -67,6 +67,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    shares_runs = True
 
     def __init__(self, instruction_set: str | None = None) -> None:
         """Raises BackendUnavailable where there is no library, or no such instruction set here."""
@@ -174,6 +175,8 @@ class CpuBackend:
         self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
     ) -> int:
         """Keys that `attend` reads for each KV head, one counted as often as it is read. `token_bytes` each."""
+        if isinstance(store, HeadMajorStore):
+            return self._reference.keys_read(store, layer, metadata, num_heads=num_heads, window=window)
         mine = _mine(store)
         call = interface.Call(num_heads=num_heads, window=window or 0, isa=self._isa, threads=torch.get_num_threads())
         return int(self._calls.akv_keys_read(mine.described[layer], _step(mine, metadata), call))
