@@ -44,6 +44,9 @@ def chat(
     temperature: Annotated[float, typer.Option(metavar="T", min=0.0, help="0 always takes the likeliest token.")] = 0.0,
     name: Annotated[str, typer.Option(metavar="NAME", help="The session's name; forks are NAME/1, NAME/2.")] = "chat",
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Of the pages; int8 holds twice as much, not exactly.")
+    ] = "auto",
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
@@ -56,8 +59,8 @@ def chat(
     """
     from agentkv.runtime import Runtime
 
-    with named_as_options("dtype", "memory"):
-        runtime = Runtime(model, dtype=dtype, memory=memory)
+    with named_as_options("dtype", "kv_dtype", "memory"):
+        runtime = Runtime(model, dtype=dtype, kv_dtype=kv_dtype, memory=memory)
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     # One loop for the whole conversation, entered for each answer: between two of them the terminal is read, and there
     # Ctrl-C and line editing are the terminal's own.
@@ -65,7 +68,7 @@ def chat(
         # Whoever interrupts this leaves at once: closing would wait until the loading has come to a place to stop at.
         with progress_line() as told:
             told(f"loading {model}")
-            with named_as_options("dtype", "memory"):
+            with named_as_options("dtype", "kv_dtype", "memory"):
                 runner.run(runtime.start())
         try:
             require_chat_template(runtime, model, "chat")

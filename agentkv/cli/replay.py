@@ -55,6 +55,9 @@ def replay(
     dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="float32 gives the same tokens with and without the cache.")
     ] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Of the pages; int8 holds twice as much, not exactly.")
+    ] = "auto",
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
@@ -74,7 +77,7 @@ def replay(
         raise typer.BadParameter(f"{error.filename or file} cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    options = {"dtype": dtype, "memory": memory}
+    options = {"dtype": dtype, "kv_dtype": kv_dtype, "memory": memory}
     report, replayed = asyncio.run(
         _replay(model, options, recordings, max_tokens=max_tokens, cold=cold, limit=limit, quiet=as_json)
     )

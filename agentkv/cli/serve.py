@@ -46,6 +46,7 @@ def serve(
         str | None, typer.Option(metavar="NAME", help="What clients call the model.", show_default="MODEL")
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Of the pages; int8 holds twice as much, not exactly.")] = "auto",
     memory: Annotated[
         str | None, typer.Option(help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
@@ -78,7 +79,7 @@ def serve(
         max_body_bytes=max_body * 2**20,
         drain_timeout=drain_timeout,
     )
-    runtime = Runtime(model, dtype=dtype, memory=memory, max_queue=max_queue, on_full="raise")
+    runtime = Runtime(model, dtype=dtype, kv_dtype=kv_dtype, memory=memory, max_queue=max_queue, on_full="raise")
     _allow_many_connections()
     with bound_socket(config) as listening:
         cut_off = asyncio.run(_serve(runtime, config, listening))

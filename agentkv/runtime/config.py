@@ -34,9 +34,9 @@ _UNITS = {
 }
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SHORT_DTYPES = ("bf16", "fp16", "fp32")
+_KV_DTYPES = ("auto", "int8")
 _LATER = {
     "weights": "low-bit weights come",
-    "kv_dtype": "a KV dtype other than the model's comes",
 }
 
 
@@ -54,7 +54,7 @@ class RuntimeConfig:
     weights: None = None
     device: str | None = None
     backend: str | None = None
-    kv_dtype: None = None
+    kv_dtype: Any = None
     threads: int | None = None
     context_limit: int | None = None
     page_size: int = 16
@@ -112,10 +112,16 @@ class RuntimeConfig:
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
         _check_model(self.model)
         _check_dtype(self.dtype)
+        _check_kv_dtype(self.kv_dtype)
         _check_device(self.device)
         if self.listener is not None:
             _check_listener(self.listener)
         make_policy(self.policy)
+
+    @property
+    def quantizes_kv(self) -> bool:
+        """Whether pages hold int8 instead of the model's own dtype."""
+        return self.kv_dtype not in (None, "auto")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -166,6 +172,15 @@ def _check_dtype(dtype: object) -> None:
     if not isinstance(name, str) or name not in (*_DTYPES, *_SHORT_DTYPES):
         known = f"{', '.join(_DTYPES)} ({', '.join(_SHORT_DTYPES)} for short)"
         raise ConfigError(f"dtype={dtype!r} is not known; known are {known}, and torch's own of these")
+
+
+def _check_kv_dtype(kv_dtype: object) -> None:
+    torch = sys.modules.get("torch")
+    if kv_dtype not in (None, *_KV_DTYPES) and not (torch is not None and kv_dtype is torch.int8):
+        raise ConfigError(
+            f"kv_dtype={kv_dtype!r} is not known; known are {', '.join(_KV_DTYPES)}: auto keeps keys and values as the "
+            f"model computes them"
+        )
 
 
 def _check_device(device: object) -> None:

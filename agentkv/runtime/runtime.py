@@ -69,7 +69,7 @@ class Runtime(RuntimeHandle):
         weights: None = None,
         device: str | None = None,
         backend: str | None = None,
-        kv_dtype: None = None,
+        kv_dtype: Any = None,
         threads: int | None = None,
         context_limit: int | None = None,
         page_size: int = 16,
@@ -96,6 +96,8 @@ class Runtime(RuntimeHandle):
                                 fp32 elsewhere. Or "float32", "bfloat16", "float16" ("fp32", "bf16", "fp16"), or a
                                 torch dtype
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
+        kv_dtype                "int8": keys and values in about half the memory of bf16; answers are then near those of
+                                the model, and no longer exact. By default they are kept as the model computes them
         threads                 torch's threads, which are the whole process's; None leaves them as they are
         context_limit           tokens of prompt and answer together; by default the model's own
         page_size               tokens a page
@@ -110,7 +112,7 @@ class Runtime(RuntimeHandle):
         listener                hears of stored, hit and evicted runs of pages, on the engine's thread
         strict                  recount the books after every step: slow, for tests
 
-        Raises ConfigError for a wrong option, TypeError for an unknown one. `weights` and `kv_dtype` come later.
+        Raises ConfigError for a wrong option, TypeError for an unknown one. `weights` comes later.
         """
         if isinstance(chat_template, Path):
             chat_template = read_template(chat_template)

@@ -47,11 +47,12 @@ struct Sizes {
     size_t sum_bytes() const { return rounded(sizeof(float) * rows * sum_width); }
     size_t running_bytes() const { return rounded(sizeof(Running) * rows); }
     size_t factor_bytes() const { return rounded(sizeof(float) * chunk_rows); }
+    size_t scale_bytes() const { return sizeof(float) * block_tiles * TILE; }
     size_t pointer_bytes() const { return rounded(sizeof(char *) * (2 * block_tiles + AHEAD + 2 * KEY_TILES)); }
     size_t gathered_bytes() const { return rounded(tile_bytes) * block_tiles; }
     size_t all(const Work &work) const {
-        return query_bytes(work) + score_bytes() + sum_bytes() + running_bytes() + factor_bytes() + pointer_bytes() +
-               gathered_bytes() + 64;
+        return query_bytes(work) + score_bytes() + sum_bytes() + running_bytes() + factor_bytes() + scale_bytes() +
+               pointer_bytes() + gathered_bytes() + 64;
     }
 };
 
@@ -65,12 +66,12 @@ template <Mode mode> inline void pack_queries(const Work &work, const Item &item
             const int64_t at = work.rows[item.first_row + i].token * call->query_token_stride +
                                (static_cast<int64_t>(head) * group + g) * call->query_head_stride;
             const int64_t row = (static_cast<int64_t>(i) * group + g) * key_size;
-            if constexpr (mode == Mode::fp32)
-                memcpy(static_cast<float *>(out) + row, static_cast<const float *>(call->query) + at,
-                       static_cast<size_t>(key_size) * 4);
-            else if constexpr (mode == Mode::dot)
+            if constexpr (mode == Mode::dot)
                 memcpy(static_cast<uint16_t *>(out) + row, static_cast<const uint16_t *>(call->query) + at,
                        static_cast<size_t>(key_size) * 2);
+            else if (work.layer->dtype == AKV_FP32)
+                memcpy(static_cast<float *>(out) + row, static_cast<const float *>(call->query) + at,
+                       static_cast<size_t>(key_size) * 4);
             else
                 for (int d = 0; d < key_size; ++d)
                     static_cast<float *>(out)[row + d] = float_of(static_cast<const uint16_t *>(call->query)[at + d]);
@@ -117,6 +118,7 @@ template <Mode mode> class Attending {
         sums = reinterpret_cast<float *>(take(sizes.sum_bytes()));
         running = reinterpret_cast<Running *>(take(sizes.running_bytes()));
         factors = reinterpret_cast<float *>(take(sizes.factor_bytes()));
+        value_scales = reinterpret_cast<float *>(take(sizes.scale_bytes()));
         keys = reinterpret_cast<char **>(take(sizes.pointer_bytes()));
         gathered = take(sizes.gathered_bytes());
     }
@@ -132,6 +134,7 @@ template <Mode mode> class Attending {
             for (int low = 0; low < sizes.rows; low += sizes.chunk_rows) {
                 const int count = cut(sizes.chunk_rows, sizes.rows - low);
                 score(low, count);
+                if (mode == Mode::int8 && low == 0) find_value_scales();
                 for (int r = 0; r < count; ++r) factors[r] = soften_row(low + r, scores.row(r));
                 in_turns(count, [&](int row, int turn_rows) {
                     with_count<MAX_ROWS>(turn_rows, AddRows<mode>{scores, row, values, tiles, layer->value_size,
@@ -164,7 +167,7 @@ template <Mode mode> class Attending {
         // What comes after: the keys of the next block, where there is one; else what was just read, which costs nothing.
         for (int t = 0; t < AHEAD + KEY_TILES; ++t) {
             const int base = next_block() + t * TILE;
-            values[tiles + t] = layout.tiled && base < item.key_end ? tile_at(base) : values[tiles - 1];
+            values[tiles + t] = layout.tiled && base < item.key_end ? layout.keys_of(tile_at(base)) : values[tiles - 1];
         }
     }
 
@@ -176,15 +179,25 @@ template <Mode mode> class Attending {
             const int soon = base + GATHER_AHEAD * TILE;
             ask_for_tokens(layout, item, head, soon, cut(soon + TILE, item.key_end));
             gather_tile(layout, item, head, base, from, to, spare);
-            keys[t] = spare;
-            values[t] = spare + layer->key_size * TILE * layout.item;
+            keys[t] = spare + layout.scale_bytes * TILE;
+            values[t] = keys[t] + layer->key_size * TILE * layout.item;
             return;
         }
-        keys[t] = tile_at(base);
-        values[t] = layout.values_of(keys[t]);
-        if (to - from < TILE) {
+        keys[t] = layout.keys_of(tile_at(base));
+        values[t] = layout.values_of(tile_at(base));
+        if (mode != Mode::int8 && to - from < TILE) {
             copy_values(layer, values[t], from, to, spare);
             values[t] = spare;
+        }
+    }
+
+    // 0 for keys that are not the item's: what is there may be NaN. They stand in front of keys, which were just read.
+    void find_value_scales() {
+        for (int t = 0; t < tiles; ++t) {
+            const int base = start + t * TILE;
+            const F16 scales = load_bf16(keys[t] - KEYS_BEHIND_SCALES + VALUE_SCALES_BEHIND);
+            store(value_scales + t * TILE,
+                  within(scales, raise(item.key_begin - base, 0), cut(item.key_end - base, TILE), 0));
         }
     }
 
@@ -224,7 +237,8 @@ template <Mode mode> class Attending {
         if (call->window) from = raise(from, position - call->window + 1);
         const int to = cut(item.key_end, position + 1) - start;
         const float slope = call->softcap != 0 ? call->scale / call->softcap : call->scale * LOG2E;
-        return soften<mode>(row, tiles, raise(from - start, 0), cut(to, tiles * TILE), slope, call->softcap, running[r]);
+        return soften<mode>(row, tiles, raise(from - start, 0), cut(to, tiles * TILE), slope, call->softcap,
+                            value_scales, running[r]);
     }
 
     const Work &work;
@@ -241,6 +255,7 @@ template <Mode mode> class Attending {
     float *sums;  // [rows][sum_width]
     Running *running;
     float *factors;
+    float *value_scales;  // of the block's keys, in Mode::int8
     char **keys, **values;  // of the block's tiles
     char *gathered;
 
@@ -248,6 +263,7 @@ template <Mode mode> class Attending {
 };
 
 void attend(const Work &work, const Item &item, int head, char *scratch) {
+    if (work.layer->kv_dtype == AKV_INT8) return Attending<Mode::int8>(work, item, head, scratch).run();
     if (work.layer->dtype == AKV_FP32) return Attending<Mode::fp32>(work, item, head, scratch).run();
 #if defined(__AVX512BF16__)
     Attending<Mode::dot>(work, item, head, scratch).run();

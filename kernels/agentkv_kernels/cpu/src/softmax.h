@@ -41,9 +41,11 @@ struct Running {
 };
 
 // Turns a row of scores into probabilities of keys from .. to among `tiles` tiles, and 0 elsewhere; returns the factor
-// for what was summed before. A score is `slope` times what stands there, bent by the softcap where there is one.
+// for what was summed before. A score is `slope` times what stands there, bent by the softcap where there is one. In
+// Mode::int8 what is left in the row is times the scales of the values.
 template <Mode mode>
-inline float soften(float *row, int tiles, int from, int to, float slope, float softcap, Running &running) {
+inline float soften(float *row, int tiles, int from, int to, float slope, float softcap, const float *value_scales,
+                    Running &running) {
     const int first_tile = from < to ? from / TILE : tiles, stop_tile = from < to ? (to + TILE - 1) / TILE : tiles;
     if (softcap != 0 || slope <= 0) {
         for (int t = first_tile; t < stop_tile; ++t) {
@@ -70,8 +72,10 @@ inline float soften(float *row, int tiles, int from, int to, float slope, float 
     const float shrink = exp2_of(running.top - top_new);
     running.top = top_new;
     F16 total = mul(load(running.total), all(shrink));
-    const auto put = [row](int t, F16 p) {
-        if constexpr (mode == Mode::dot) {
+    const auto put = [row, value_scales](int t, F16 p) {
+        if constexpr (mode == Mode::int8) {
+            store(row + t * TILE, mul(p, load(value_scales + t * TILE)));
+        } else if constexpr (mode == Mode::dot) {
 #if defined(__AVX512BF16__)
             // Two bf16 tiles take the place of one of fp32, so no score is overwritten before it is read.
             store_bf16(reinterpret_cast<char *>(row) + t * TILE * 2, p);

@@ -26,6 +26,15 @@ inline float top(F16 a) { return _mm512_reduce_max_ps(a.v); }
 inline float sum(F16 a) { return _mm512_reduce_add_ps(a.v); }
 inline float first(F16 a) { return _mm512_cvtss_f32(a.v); }
 
+// 16 whole numbers, 16 bf16.
+inline F16 load_int8(const void *p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))))};
+}
+inline F16 load_bf16(const void *p) {
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))};
+}
+
 // Lanes from .. to of a, and `other` elsewhere.
 inline F16 within(F16 a, int from, int to, float other) {
     const unsigned below_to = to >= 16 ? 0xffffu : (1u << to) - 1, below_from = (1u << from) - 1;
