@@ -176,7 +176,8 @@ def _check_dtype(dtype: object) -> None:
 
 def _check_kv_dtype(kv_dtype: object) -> None:
     torch = sys.modules.get("torch")
-    if kv_dtype not in (None, *_KV_DTYPES) and not (torch is not None and kv_dtype is torch.int8):
+    named = kv_dtype is None or (isinstance(kv_dtype, str) and kv_dtype in _KV_DTYPES)
+    if not named and not (torch is not None and kv_dtype is torch.int8):
         raise ConfigError(
             f"kv_dtype={kv_dtype!r} is not known; known are {', '.join(_KV_DTYPES)}: auto keeps keys and values as the "
             f"model computes them"

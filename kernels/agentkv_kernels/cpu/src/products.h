@@ -10,7 +10,10 @@ enum class Mode {
     int8,   // keys and values are whole numbers with scales, queries and products fp32
     widen,  // keys and values are bf16, products fp32
     dot,    // keys, values, queries and probabilities are bf16, sums fp32
+    int8_dot,  // as dot, over whole numbers that were put down as bf16, with their scales
 };
+constexpr bool is_dot(Mode mode) { return mode == Mode::dot || mode == Mode::int8_dot; }
+constexpr bool has_scales(Mode mode) { return mode == Mode::int8 || mode == Mode::int8_dot; }
 
 // Asks for a line into the second level of cache, which takes more requests at once than the first. What does nothing
 // else GCC takes for a function without effect, and drops calls of it: this one, and those that call it alone, are inlined
@@ -19,7 +22,7 @@ enum class Mode {
 ALWAYS_INLINE void prefetch(const char *p) { __builtin_prefetch(p, 0, 2); }
 
 // A line of a tile is an element of 16 keys, or a pair of elements where they are bf16; so many bytes.
-constexpr bool in_pairs(Mode mode) { return mode == Mode::widen || mode == Mode::dot; }
+constexpr bool in_pairs(Mode mode) { return mode == Mode::widen || is_dot(mode); }
 constexpr int line_bytes(Mode mode) { return mode == Mode::int8 ? TILE : 64; }
 
 template <Mode mode> ALWAYS_INLINE F16 load_line(const char *from) {
@@ -99,7 +102,7 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
 #endif
         }
     }
-    if constexpr (mode == Mode::int8) {
+    if constexpr (has_scales(mode)) {
 #pragma GCC unroll 8
         for (int t = 0; t < KEY_TILES; ++t) {
             if (ASK) prefetch(next[t] - KEYS_BEHIND_SCALES);

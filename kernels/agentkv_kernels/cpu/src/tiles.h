@@ -75,6 +75,21 @@ inline void gather_tile(const Layout &layout, const Item &item, int head, int ba
                    reinterpret_cast<const uint16_t *>(tokens[j + 1] + key_bytes), value_size, words);
 }
 
+#if defined(__AVX512BF16__)
+// A tile of int8 as one of bf16, which holds these numbers exactly; scales stay in front of keys, whose place is given.
+inline void put_down_as_bf16(const akv_layer *layer, const char *keys, char *out) {
+    const int key_size = layer->key_size, value_size = layer->value_size;
+    memcpy(out - KEYS_BEHIND_SCALES, keys - KEYS_BEHIND_SCALES, KEYS_BEHIND_SCALES);
+    for (int i = 0; i < key_size; i += 2) store_pairs(out + i * TILE * 2, load_int8(keys + i * TILE), load_int8(keys + (i + 1) * TILE));
+    const char *values = keys + key_size * TILE;
+    out += key_size * TILE * 2;
+    // What the last vector of a row puts behind it, the next row overwrites.
+    for (int j = 0; j < TILE; j += 2, values += 2 * value_size, out += value_size * 4)
+        for (int v = 0; v < value_size; v += 16)
+            store_pairs(out + v * 4, load_int8(values + v), load_int8(values + value_size + v));
+}
+#endif
+
 // Asks for the tokens that gather_tile will read.
 ALWAYS_INLINE void ask_for_tokens(const Layout &layout, const Item &item, int head, int from, int to) {
     for (int token = from; token < to; ++token) {

@@ -63,6 +63,11 @@ inline uint64_t folded(W16 a) {
 inline F16 dot(F16 sums, W16 a, uint32_t pair) {
     return {_mm512_dpbf16_ps(sums.v, (__m512bh)a.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)))};
 }
+// Two vectors of numbers that are exact in bf16, element by element side by side.
+inline void store_pairs(void *p, F16 low, F16 high) {
+    const __m512i words = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low.v), 16), _mm512_castps_si512(high.v));
+    _mm512_storeu_si512(p, words);
+}
 inline void store_bf16(void *p, F16 a) {
     const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
     _mm256_storeu_si256(static_cast<__m256i *>(p), (__m256i)rounded);
