@@ -262,7 +262,7 @@ class Runtime(RuntimeHandle):
         weights: None = None,
         device: str | None = None,
         backend: str | None = None,
-        kv_dtype: None = None,
+        kv_dtype: Any = None,
         threads: int | None = None,
         context_limit: int | None = None,
         page_size: int = 16,

@@ -1,7 +1,7 @@
 """How fast the attention kernels read pages: decode, prefill and shared prefixes, each against what bounds it.
 
     python benchmarks/kernels.py [decode] [prefill] [shared] [--json] [--threads N] [--shape HEADSxKVxSIZE]
-                                 [--dtype bf16|fp32] [--backend cpu] [--rounds N]
+                                 [--dtype bf16|fp32] [--kv-dtype int8] [--backend cpu] [--rounds N]
 
 A round runs every layer once, layer after layer, so that no layer's keys and values are hot from the run before; all
 that is compared takes turns in the same round, and figures are medians over rounds, per layer.
@@ -14,6 +14,8 @@ that is compared takes turns in the same round, and figures are medians over rou
              pages for each; "own pages": each sequence has pages of its own, as without a prefix cache. Apart finds the
              pages in the last levels of cache, so arithmetic bounds it, and both alike. The bytes are counted by the
              kernel's own plan. The last rows show from which length on reading together pays.
+
+With --kv-dtype int8 pages hold that, and decode and prefill have "exact", the same backend over pages of the dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
@@ -49,14 +51,16 @@ class Shape:
     kv_heads: int = 3
     size: int = 64
     dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype | None = None
 
     @property
     def spec(self) -> LayerSpec:
-        return LayerSpec(self.kv_heads, self.size, self.size, self.dtype)
+        return LayerSpec(self.kv_heads, self.size, self.size, self.dtype, kv_dtype=self.kv_dtype)
 
     def __str__(self) -> str:
         name = {torch.bfloat16: "bf16", torch.float32: "fp32"}[self.dtype]
-        return f"{self.num_heads} heads over {self.kv_heads} of {self.size}, {name}"
+        pages = "" if self.kv_dtype is None else " over pages of int8"
+        return f"{self.num_heads} heads over {self.kv_heads} of {self.size}, {name}{pages}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,14 @@ class Sequences:
         store, scale = self.stores[backend.name], self.shape.size**-0.5
         return lambda layer: backend.attend(store, layer, query, metadata, scale=scale)
 
+    def exactly(self, metadata: AttentionMetadata, query: torch.Tensor) -> dict[str, Callable[[int], object]]:
+        """The same over pages of the dtype itself, where these are of another one."""
+        if self.shape.kv_dtype is None:
+            return {}
+        other = Sequences(self.backend, replace(self.shape, kv_dtype=None), self.tables)
+        self.num_layers = min(self.num_layers, other.num_layers)
+        return {"exact": other.attend(self.backend, metadata, query)}
+
     def query(self, tokens: int) -> torch.Tensor:
         return torch.randn(tokens, self.shape.num_heads, self.shape.size).to(self.shape.dtype)
 
@@ -136,7 +148,7 @@ def decode_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]:
         sequences = Sequences(backend, shape, shuffled_tables([-(-length // PAGE_SIZE)] * batch))
         metadata = plan([1] * batch, [length - 1] * batch, sequences.tables, page_size=PAGE_SIZE)
         query = sequences.query(batch)
-        timed = {backend.name: sequences.attend(backend, metadata, query)}
+        timed = {backend.name: sequences.attend(backend, metadata, query), **sequences.exactly(metadata, query)}
         if isinstance(backend, CpuBackend):
             timed["read"] = reading(backend, sequences, metadata)
         timed["reference"] = sequences.attend(sequences.reference, metadata, query)
@@ -180,11 +192,14 @@ def prefill_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]:
         length = chunk + context
         sequences = Sequences(backend, shape, shuffled_tables([-(-length // PAGE_SIZE)]))
         metadata = plan([chunk], [context], sequences.tables, page_size=PAGE_SIZE)
-        query, num_layers = sequences.query(chunk), min(sequences.num_layers, 16)
+        query = sequences.query(chunk)
+        exactly = sequences.exactly(metadata, query)
+        num_layers = min(sequences.num_layers, 16)
         pairs = contiguous(shape, 1, length, num_layers)
         mask = torch.ones(chunk, length, dtype=torch.bool).tril(context) if context else None
         timed = {
             backend.name: sequences.attend(backend, metadata, query),
+            **exactly,
             "reference": sequences.attend(sequences.reference, metadata, query),
             "sdpa": torch_attention(query[None], pairs, mask, causal=mask is None),
         }
@@ -253,12 +268,12 @@ def print_table(name: str, rows: Sequence[Row], caption: str) -> None:
     Console(width=160).print(table)
 
 
-def read_shape(text: str, dtype: torch.dtype) -> Shape:
+def read_shape(text: str, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> Shape:
     try:
         heads, kv_heads, size = map(int, text.split("x"))
     except ValueError:
         raise SystemExit(f"--shape is HEADSxKVxSIZE, such as 9x3x64, got {text!r}") from None
-    return Shape(heads, kv_heads, size, dtype)
+    return Shape(heads, kv_heads, size, dtype, kv_dtype)
 
 
 def main() -> None:
@@ -268,6 +283,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch and of the kernels (1)")
     parser.add_argument("--shape", default="9x3x64", help="heads, KV heads and head size of a layer (9x3x64)")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of queries, keys and values (bf16)")
+    parser.add_argument("--kv-dtype", choices=("auto", "int8"), default="auto", help="of the pages (auto: the same)")
     parser.add_argument("--backend", default="cpu", help="the backend that is measured (cpu)")
     parser.add_argument("--rounds", type=int, default=9, help="rounds over all layers (9)")
     options = parser.parse_args()
@@ -275,7 +291,8 @@ def main() -> None:
         parser.error(f"no table is called {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    shape = read_shape(options.shape, {"bf16": torch.bfloat16, "fp32": torch.float32}[options.dtype])
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[options.dtype]
+    shape = read_shape(options.shape, dtype, torch.int8 if options.kv_dtype == "int8" else None)
     backend = get_backend(options.backend)
     caption = f"{shape}; {describe_machine()}"
     if isinstance(backend, CpuBackend):

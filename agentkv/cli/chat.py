@@ -50,6 +50,9 @@ def chat(
             metavar="TYPE", help="int8 or int4: faster where few talk at once.", show_default="the model's own"
         ),
     ] = None,
+    kv_dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Of the pages; int8 holds twice as much, not exactly.")
+    ] = "auto",
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
@@ -62,8 +65,8 @@ def chat(
     """
     from agentkv.runtime import Runtime
 
-    with named_as_options("dtype", "weights", "memory"):
-        runtime = Runtime(model, dtype=dtype, weights=weights, memory=memory)
+    with named_as_options("dtype", "kv_dtype", "weights", "memory"):
+        runtime = Runtime(model, dtype=dtype, kv_dtype=kv_dtype, weights=weights, memory=memory)
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     # One loop for the whole conversation, entered for each answer: between two of them the terminal is read, and there
     # Ctrl-C and line editing are the terminal's own.
@@ -71,7 +74,7 @@ def chat(
         # Whoever interrupts this leaves at once: closing would wait until the loading has come to a place to stop at.
         with progress_line() as told:
             told(f"loading {model}")
-            with named_as_options("dtype", "weights", "memory"):
+            with named_as_options("dtype", "kv_dtype", "weights", "memory"):
                 runner.run(runtime.start())
         try:
             require_chat_template(runtime, model, "chat")

@@ -58,6 +58,7 @@ def named_as_options(*names: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if str(error).startswith(names):
-            raise ConfigError(f"--{error}") from error
+        for name in names:
+            if str(error).startswith(name):
+                raise ConfigError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from error
         raise

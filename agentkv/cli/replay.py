@@ -61,6 +61,9 @@ def replay(
             metavar="TYPE", help="int8 or int4: faster where few talk at once.", show_default="the model's own"
         ),
     ] = None,
+    kv_dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Of the pages; int8 holds twice as much, not exactly.")
+    ] = "auto",
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
@@ -80,7 +83,7 @@ def replay(
         raise typer.BadParameter(f"{error.filename or file} cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    options = {"dtype": dtype, "weights": weights, "memory": memory}
+    options = {"dtype": dtype, "kv_dtype": kv_dtype, "weights": weights, "memory": memory}
     report, replayed = asyncio.run(
         _replay(model, options, recordings, max_tokens=max_tokens, cold=cold, limit=limit, quiet=as_json)
     )

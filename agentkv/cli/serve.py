@@ -50,6 +50,7 @@ def serve(
         Literal["int8", "int4"] | None,
         typer.Option(help="int8 or int4: faster where few talk at once.", show_default="the model's own"),
     ] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Of the pages; int8 holds twice as much, not exactly.")] = "auto",
     memory: Annotated[
         str | None, typer.Option(help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
@@ -82,7 +83,9 @@ def serve(
         max_body_bytes=max_body * 2**20,
         drain_timeout=drain_timeout,
     )
-    runtime = Runtime(model, dtype=dtype, weights=weights, memory=memory, max_queue=max_queue, on_full="raise")
+    runtime = Runtime(
+        model, dtype=dtype, kv_dtype=kv_dtype, weights=weights, memory=memory, max_queue=max_queue, on_full="raise"
+    )
     _allow_many_connections()
     with bound_socket(config) as listening:
         cut_off = asyncio.run(_serve(runtime, config, listening))

@@ -5,18 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from agentkv.errors import ConfigError, ModelUnsupported
-from agentkv_kernels import Backend, BackendUnavailable, StoreTooLarge, UnknownBackend, choose_backend, get_backend
+from agentkv_kernels import (
+    Backend,
+    BackendUnavailable,
+    KVDtypeUnsupported,
+    StoreTooLarge,
+    UnknownBackend,
+    choose_backend,
+    get_backend,
+)
 
 from .attention import AttentionSwitch
 from .decoder_shape import DecoderShape, UnlikeDecoder, read_shape
 from .layers import AttentionLayers, discover_layers, text_config
 from .low_bit import Bits
+from .naming import dtype_name
 from .own_weights import make_own_forward, require_low_bit
 from .pool_size import num_pages_for
 from .probe import probe, refuse_by_structure
@@ -53,15 +63,18 @@ def open_runner(
     num_pages: int | None = None,
     memory: int | None = None,
     backend: str | None = None,
+    kv_dtype: torch.dtype | None = None,
     weights: Bits | None = None,
     own_forward: bool = True,
 ) -> ModelRunner:
     """Switch the model's attention, hold its RoPE, judge it, and make its store. Undone whole if any of it fails.
 
-    `num_pages` counts the null page. `own_forward`: run the layers by a forward of ours where that was proven equal.
-    `weights`: of how many bits they are multiplied in steps of few rows; None: of their own.
-    Raises ModelUnsupported with the reason, ConfigError for a backend or a pool that cannot be. Costs one decode step,
-    the probe where no verdict is known, a packed copy of the weights, and no writing of the pool's memory.
+    `num_pages` counts the null page. `kv_dtype` is that of LayerSpec, for every layer; the probe judges the model
+    without it, so that rounding neither hides a wrong mask nor passes for one. `own_forward`: run the layers by a
+    forward of ours where that was proven equal. `weights`: of how many bits they are multiplied in steps of few rows;
+    None: of their own. Raises ModelUnsupported with the reason, ConfigError for a backend or a pool that cannot be.
+    Costs one decode step, the probe where no verdict is known, a packed copy of the weights, and no writing of the
+    pool's memory.
     """
     device = model.device
     if weights is not None:
@@ -94,8 +107,9 @@ def open_runner(
             )
         else:
             _log.info("%s is run by its own modules: %s", name, against_shape or against)
-        pages = num_pages if num_pages is not None else num_pages_for(layers.specs, page_size, device, memory)
-        store = kernels.make_store(layers.specs, pages, page_size, device)
+        specs = [replace(spec, kv_dtype=kv_dtype) for spec in layers.specs]
+        pages = num_pages if num_pages is not None else num_pages_for(specs, page_size, device, memory)
+        store = kernels.make_store(specs, pages, page_size, device)
     except BaseException as error:
         switch.restore()
         rope.restore()
@@ -103,7 +117,14 @@ def open_runner(
             raise ModelUnsupported(name, error.reason) from error
         if isinstance(error, StoreTooLarge):
             raise ConfigError(f"the pool does not fit: {error}. Lower num_pages= or memory=.") from error
+        if isinstance(error, KVDtypeUnsupported):
+            raise ConfigError(f"kv_dtype: backend {kernels.name}: {error}") from error
         raise
+    if kv_dtype is not None:
+        _log.warning(
+            "%s: keys and values are kept as %s, so answers are near those of plain transformers and no longer exact",
+            name, dtype_name(kv_dtype),
+        )  # fmt: skip
     _log.info(
         "%s: pool of %d tokens in %d pages of %d, %.2f GiB, backend %s on %s",
         name, (pages - 1) * page_size, pages - 1, page_size, store.num_bytes / 2**30, kernels.name, device,

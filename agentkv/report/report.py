@@ -62,8 +62,14 @@ class Report:
         return as_html(_page(self.to_dict(), part=self.since is not None))
 
 
+def _precision(figures: Mapping[str, Any]) -> str:
+    """The dtype, and that of the pages where it is another one."""
+    dtype, kept = figures["dtype"], figures["kv_dtype"]
+    return f"{dtype}" if kept == dtype else f"{dtype} with KV in {kept}"
+
+
 def _page(figures: Mapping[str, Any], *, part: bool) -> Page:
-    who = [figures["model"], figures["dtype"], figures["device"], f"up {span(figures['uptime'])}"]
+    who = [figures["model"], _precision(figures), figures["device"], f"up {span(figures['uptime'])}"]
     if part:
         who.append(f"the last {span(figures['interval'])}")
     much = f"{count(figures['calls'], 'call', 'calls')} · {count(figures['sessions'], 'session', 'sessions')}"

@@ -25,6 +25,8 @@ class ServedBy:
     """Pages of the pool, the null page among them."""
     page_size: int
     pool_bytes: int
+    kv_dtype: str = ""
+    """What pages hold: "int8", or the model's own, which "" stands for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,7 @@ _UNITS = {
 }
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SHORT_DTYPES = ("bf16", "fp16", "fp32")
-_LATER = {
-    "kv_dtype": "a KV dtype other than the model's comes",
-}
+_KV_DTYPES = ("auto", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class RuntimeConfig:
     weights: Literal["int8", "int4"] | None = None
     device: str | None = None
     backend: str | None = None
-    kv_dtype: None = None
+    kv_dtype: Any = None
     threads: int | None = None
     context_limit: int | None = None
     page_size: int = 16
@@ -71,9 +69,6 @@ class RuntimeConfig:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        for name, what in _LATER.items():
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name}=: {what} with a later version of agentkv; leave it out")
         for name in (
             "threads",
             "context_limit",
@@ -114,10 +109,16 @@ class RuntimeConfig:
             raise ConfigError(f'weights must be "int8", "int4" or None, got {self.weights!r}')
         _check_model(self.model)
         _check_dtype(self.dtype)
+        _check_kv_dtype(self.kv_dtype)
         _check_device(self.device)
         if self.listener is not None:
             _check_listener(self.listener)
         make_policy(self.policy)
+
+    @property
+    def quantizes_kv(self) -> bool:
+        """Whether pages hold int8 instead of the model's own dtype."""
+        return self.kv_dtype not in (None, "auto")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -168,6 +169,16 @@ def _check_dtype(dtype: object) -> None:
     if not isinstance(name, str) or name not in (*_DTYPES, *_SHORT_DTYPES):
         known = f"{', '.join(_DTYPES)} ({', '.join(_SHORT_DTYPES)} for short)"
         raise ConfigError(f"dtype={dtype!r} is not known; known are {known}, and torch's own of these")
+
+
+def _check_kv_dtype(kv_dtype: object) -> None:
+    torch = sys.modules.get("torch")
+    named = kv_dtype is None or (isinstance(kv_dtype, str) and kv_dtype in _KV_DTYPES)
+    if not named and not (torch is not None and kv_dtype is torch.int8):
+        raise ConfigError(
+            f"kv_dtype={kv_dtype!r} is not known; known are {', '.join(_KV_DTYPES)}: auto keeps keys and values as the "
+            f"model computes them"
+        )
 
 
 def _check_device(device: object) -> None:

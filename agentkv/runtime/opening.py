@@ -127,7 +127,12 @@ def open_engine(
         still_wanted()
         refuse_by_structure(model, loaded.name)
         context_limit = default_context_limit(model, config.context_limit)
-        identity = fingerprint(loaded, weights=config.weights, rope=rope_regime(model, context_limit))
+        identity = fingerprint(
+            loaded,
+            weights=config.weights,
+            kv_dtype="int8" if config.quantizes_kv else None,
+            rope=rope_regime(model, context_limit),
+        )
         still_wanted()
         with paused_garbage_collection():
             runner = open_runner(
@@ -141,6 +146,7 @@ def open_engine(
                 memory=config.memory_bytes,
                 backend=config.backend,
                 weights=config.weights,
+                kv_dtype=torch.int8 if config.quantizes_kv else None,
             )
         undo.append(runner.close)
         still_wanted()
@@ -176,6 +182,7 @@ def open_engine(
                 num_pages=runner.store.num_pages,
                 page_size=config.page_size,
                 pool_bytes=runner.store.num_bytes,
+                kv_dtype=dtype_name(runner.store.layers[0].stored_dtype),
             ),
             ready_seconds=time.perf_counter() - began,
             page_bytes=runner.store.page_bytes,

@@ -69,7 +69,7 @@ class Runtime(RuntimeHandle):
         weights: Literal["int8", "int4"] | None = None,
         device: str | None = None,
         backend: str | None = None,
-        kv_dtype: None = None,
+        kv_dtype: Any = None,
         threads: int | None = None,
         context_limit: int | None = None,
         page_size: int = 16,
@@ -98,6 +98,8 @@ class Runtime(RuntimeHandle):
                                 torch dtype
         weights                 "int8" or "int4": on CPUs, in bf16, steps of few rows multiply weights of so many bits
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
+        kv_dtype                "int8": keys and values in about half the memory of bf16; answers are then near those of
+                                the model, and no longer exact. By default they are kept as the model computes them
         threads                 torch's threads, which are the whole process's; None leaves them as they are
         context_limit           tokens of prompt and answer together; by default the model's own
         page_size               tokens a page
@@ -113,7 +115,7 @@ class Runtime(RuntimeHandle):
         listener                hears of stored, hit and evicted runs of pages, on the engine's thread
         strict                  recount the books after every step: slow, for tests
 
-        Raises ConfigError for a wrong option, TypeError for an unknown one. `kv_dtype` comes later.
+        Raises ConfigError for a wrong option, TypeError for an unknown one.
         """
         if isinstance(chat_template, Path):
             chat_template = read_template(chat_template)

@@ -4,6 +4,7 @@ KernelError
 ├── UnknownBackend      no backend of that name: choose one of those listed
 ├── BackendUnavailable  it is known and cannot work here: mend what it says, or take another
 ├── StoreTooLarge       the memory for the pages cannot be had: fewer pages
+├── KVDtypeUnsupported  the backend has no pages of that dtype: keep the model's own, or take another backend
 ├── PageOutOfRange      a page id the store does not have: the books of the caller are wrong
 ├── PlanMismatch        lengths and page tables of a step contradict each other
 ├── ShapeMismatch       a tensor does not fit the layer it is meant for
@@ -25,6 +26,10 @@ class BackendUnavailable(KernelError):
 
 class StoreTooLarge(KernelError):
     """The memory for the pages of a store could not be had."""
+
+
+class KVDtypeUnsupported(KernelError):
+    """The backend cannot keep keys and values in the dtype that a layer asks for."""
 
 
 class PageOutOfRange(KernelError):

@@ -14,6 +14,7 @@ import torch
 
 from .checks import check_copies
 from .memory import Scratch, zeroed
+from .quantized import SCALE_DTYPE, quantize
 from .store import KVStore, LayerSpec
 
 
@@ -30,10 +31,25 @@ class LayerPages:
     """[kv_heads, num_pages * page_size, key_size]."""
     value_slots: torch.Tensor
     """[kv_heads, num_pages * page_size, value_size]."""
+    scale_rows: torch.Tensor | None
+    """[kv_heads * num_pages, page_size * 2], of key and value in turns; None where the layer is not quantized."""
+    scale_slots: torch.Tensor | None
+    """[kv_heads, num_pages * page_size, 2]."""
+
+    def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keys and values [n, kv_heads, size], of the layer's dtype, to n slots."""
+        if self.scale_slots is not None:
+            key, key_scales = quantize(key)
+            value, value_scales = quantize(value)
+            self.scale_slots.index_copy_(1, slots, torch.stack((key_scales, value_scales), -1).transpose(0, 1))
+        self.key_slots.index_copy_(1, slots, key.transpose(0, 1))
+        self.value_slots.index_copy_(1, slots, value.transpose(0, 1))
 
 
 class HeadMajorStore(KVStore):
     """A store of the reference backend, with the buffers that its calls reuse."""
+
+    kv_dtypes = (torch.int8,)
 
     def __init__(
         self,
@@ -46,10 +62,10 @@ class HeadMajorStore(KVStore):
         super().__init__(layers, num_pages, page_size, device=device)
         self.scratch = Scratch(self.device)
         self._arenas: list[torch.Tensor] = []
-        """Keys or values of all layers of one shape: [layers * kv_heads, num_pages, page_size * size]."""
+        """Keys, values or scales of all layers of one shape: [layers * kv_heads, num_pages, page_size * size]."""
         shapes: dict[tuple[int, int, int, torch.dtype], list[int]] = {}
         for layer, spec in enumerate(self.layers):
-            shapes.setdefault((spec.kv_heads, spec.key_size, spec.value_size, spec.dtype), []).append(layer)
+            shapes.setdefault((spec.kv_heads, spec.key_size, spec.value_size, spec.stored_dtype), []).append(layer)
         pages: dict[int, LayerPages] = {}
         for members in shapes.values():
             pages.update(self._make_arenas(members))
@@ -59,10 +75,13 @@ class HeadMajorStore(KVStore):
         spec = self.layers[members[0]]
         rows = spec.kv_heads * self.num_pages
         keys, values = (
-            zeroed((len(members), rows, self.page_size * size), spec.dtype, self.device)
+            zeroed((len(members), rows, self.page_size * size), spec.stored_dtype, self.device)
             for size in (spec.key_size, spec.value_size)
         )
-        for arena in (keys, values):
+        scales = None
+        if spec.is_quantized:
+            scales = zeroed((len(members), rows, self.page_size * 2), SCALE_DTYPE, self.device)
+        for arena in (keys, values) if scales is None else (keys, values, scales):
             self._arenas.append(arena.view(len(members) * spec.kv_heads, self.num_pages, -1))
         return {
             layer: LayerPages(
@@ -71,12 +90,14 @@ class HeadMajorStore(KVStore):
                 value_rows=values[i],
                 key_slots=keys[i].view(spec.kv_heads, -1, spec.key_size),
                 value_slots=values[i].view(spec.kv_heads, -1, spec.value_size),
+                scale_rows=None if scales is None else scales[i],
+                scale_slots=None if scales is None else scales[i].view(spec.kv_heads, -1, 2),
             )
             for i, layer in enumerate(members)
         }
 
     def copy_pages(self, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
-        """Copy pages in every layer; two operations a layer shape when it is one page, four when they are more."""
+        """Copy pages in every layer; one operation an arena when it is one page, two when they are more."""
         check_copies(src_page_ids, dst_page_ids)
         src, dst = self.page_index(src_page_ids), self.page_index(dst_page_ids)
         for arena in self._arenas:
@@ -87,9 +108,13 @@ class HeadMajorStore(KVStore):
 
     def fill_slots(self, slots: Sequence[int], value: float) -> None:
         index = torch.tensor(list(slots), dtype=torch.int64, device=self.device)
+        number, scale = (each.item() for each in quantize(torch.tensor([value])))
         for pages in self.pages:
-            pages.key_slots.index_fill_(1, index, value)
-            pages.value_slots.index_fill_(1, index, value)
+            if pages.scale_slots is not None:
+                pages.scale_slots.index_fill_(1, index, scale)
+            kept = value if pages.scale_slots is None else number
+            pages.key_slots.index_fill_(1, index, kept)
+            pages.value_slots.index_fill_(1, index, kept)
 
     def _read_pages(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self._by_page(layer)
@@ -99,6 +124,18 @@ class HeadMajorStore(KVStore):
         mine = self._by_page(layer)
         mine[0].index_copy_(1, index, keys.permute(2, 0, 1, 3))
         mine[1].index_copy_(1, index, values.permute(2, 0, 1, 3))
+
+    def _read_scales(self, layer: int, index: torch.Tensor) -> torch.Tensor:
+        return self._scales_by_page(layer).index_select(1, index).permute(1, 2, 0, 3)
+
+    def _write_scales(self, layer: int, index: torch.Tensor, scales: torch.Tensor) -> None:
+        self._scales_by_page(layer).index_copy_(1, index, scales.permute(2, 0, 1, 3))
+
+    def _scales_by_page(self, layer: int) -> torch.Tensor:
+        """[kv_heads, num_pages, page_size, 2]."""
+        scales = self.pages[layer].scale_slots
+        assert scales is not None, f"layer {layer} is not quantized"
+        return scales.view(self.layers[layer].kv_heads, self.num_pages, self.page_size, 2)
 
     def _by_page(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer as [kv_heads, num_pages, page_size, size]."""

@@ -3,13 +3,15 @@
 It gathers the pages a step sees into reused buffers and runs grouped matrix products on them: the query heads
 that share a KV head are the rows of one product, so each key and value is read once for its group. On a CPU half
 or more of a decode step is the gather. bfloat16 is multiplied as it is, because widening what was gathered doubles
-the time of the step; scores are rounded to it once, and the softmax is fp32.
+the time of the step; scores are rounded to it once, and the softmax is fp32. Whole numbers of quantized layers are
+exact in every dtype, so they are multiplied as they are, and scores and probabilities take the scales.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -38,8 +40,7 @@ class ReferenceBackend:
     ) -> None:
         spec, pages = store.spec(layer), _mine(store).pages[layer]
         check_new_tokens(key, value, slot_mapping, spec)
-        pages.key_slots.index_copy_(1, slot_mapping, key.transpose(0, 1))
-        pages.value_slots.index_copy_(1, slot_mapping, value.transpose(0, 1))
+        pages.write(slot_mapping, key, value)
 
     @torch.no_grad()
     def attend(
@@ -91,11 +92,12 @@ class _Scores:
         self.scale = scale if softcap is None else scale / softcap
         self.sinks = sinks
 
-    def scaled(self, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def scaled(self, query: torch.Tensor, seen: _Seen, bias: torch.Tensor | None) -> torch.Tensor:
         """Scores before the softmax, fp32 [n, rows, keys].
 
         query [n, rows, key_size], keys [n, keys, key_size], bias fp32 [batch, 1, keys] with n a multiple of batch.
         """
+        keys = seen.keys
         shape = (query.shape[0], query.shape[1], keys.shape[1])
         # Scaling the few queries saves a pass over the many scores, and is exact for a power of two in any dtype.
         early = query.dtype == torch.float32 or math.frexp(self.scale)[0] == 0.5
@@ -106,79 +108,113 @@ class _Scores:
             scores = self.scratch.take("scores", shape, torch.float32).copy_(scores)
         if not early:
             scores.mul_(self.scale)
+        if seen.key_scales is not None:
+            scores.mul_(seen.key_scales.unsqueeze(1))
         if self.softcap is not None:
             scores.tanh_().mul_(self.softcap)
         if bias is not None:
             scores.view(-1, bias.shape[0], *shape[1:]).add_(bias)
         return scores
 
-    def probabilities(self, scores: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> torch.Tensor:
-        """Softmax in fp32 over [kv_heads * n, group * m, keys]; the result in `dtype`, in a reused buffer."""
-        shape = tuple(scores.shape)
+    def times_values(self, scores: torch.Tensor, seen: _Seen, kv_heads: int) -> torch.Tensor:
+        """Softmax in fp32 over scores [kv_heads * n, rows, keys], times the values [kv_heads * n, keys, value_size]."""
+        shape, dtype = tuple(scores.shape), seen.values.dtype
         probs = torch.softmax(scores, -1, out=self.scratch.take("probs", shape, torch.float32))
         if self.sinks is not None:
             # exp(s) / (Σ exp(s) + exp(sink)) is the plain softmax times sigmoid(log Σ exp(s) - sink).
             sinks = self.sinks.to(torch.float32).view(kv_heads, 1, -1, 1)
             total = torch.logsumexp(scores, -1).view(kv_heads, -1, sinks.shape[2], shape[1] // sinks.shape[2])
             probs.mul_(torch.sigmoid(total - sinks).view(*shape[:2], 1))
-        return probs if dtype == torch.float32 else self.scratch.take("weights", shape, dtype).copy_(probs)
+        if seen.value_scales is not None:
+            probs.mul_(seen.value_scales.unsqueeze(1))
+        weights = probs if dtype == torch.float32 else self.scratch.take("weights", shape, dtype).copy_(probs)
+        return torch.bmm(weights, seen.values)
 
 
-def _gather(pages: LayerPages, rows: torch.Tensor, keys: int, scratch: Scratch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of these rows, as [rows' sequences and heads, keys, size], in reused buffers."""
-    spec, count = pages.spec, rows.shape[0]
-    gathered = []
-    for name, source, size in (
-        ("keys", pages.key_rows, spec.key_size),
-        ("values", pages.value_rows, spec.value_size),
-    ):
-        buffer = scratch.take(name, (count, source.shape[1]), spec.dtype)
-        gathered.append(torch.index_select(source, 0, rows, out=buffer).view(-1, keys, size))
-    return gathered[0], gathered[1]
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What some queries read: keys and values [n, keys, size] in the layer's dtype, in reused buffers.
+
+    Of a quantized layer they are whole numbers, and there are scales, fp32 [n, keys].
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+    def span(self, start: int, stop: int) -> _Seen:
+        """Keys start .. stop alone."""
+        parts = (self.keys, self.values, self.key_scales, self.value_scales)
+        return _Seen(*(None if part is None else part[:, start:stop] for part in parts))  # type: ignore[arg-type]
+
+    def hide(self, hidden: torch.Tensor, kv_heads: int) -> None:
+        """Zero these keys, counted within a head: what they hold may be NaN, which no weight of 0 removes."""
+        # Whole numbers are never NaN, but their scales may be.
+        exact = self.key_scales is None or self.value_scales is None
+        for part in (self.keys, self.values) if exact else (self.key_scales, self.value_scales):
+            assert part is not None
+            part.view(kv_heads, part.shape[0] // kv_heads * part.shape[1], -1).index_fill_(1, hidden, 0)
+
+
+def _gather(pages: LayerPages, rows: torch.Tensor, keys: int, scratch: Scratch) -> _Seen:
+    """Keys and values of these rows: n is the rows' sequences and heads."""
+
+    def taken(name: str, source: torch.Tensor) -> torch.Tensor:
+        buffer = scratch.take(name, (rows.shape[0], source.shape[1]), source.dtype)
+        return torch.index_select(source, 0, rows, out=buffer)
+
+    def widened(name: str, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return part if part.dtype == dtype else scratch.take(name, tuple(part.shape), dtype).copy_(part)
+
+    spec = pages.spec
+    numbers = _Seen(
+        widened("keys", taken("keys", pages.key_rows), spec.dtype).view(-1, keys, spec.key_size),
+        widened("values", taken("values", pages.value_rows), spec.dtype).view(-1, keys, spec.value_size),
+    )
+    if pages.scale_rows is None:
+        return numbers
+    key_scales, value_scales = taken("scales", pages.scale_rows).view(-1, keys, 2).unbind(-1)
+    return _Seen(
+        numbers.keys,
+        numbers.values,
+        widened("key scales", key_scales, torch.float32),
+        widened("value scales", value_scales, torch.float32),
+    )
 
 
 def _decode(pages: LayerPages, query: torch.Tensor, group: DecodeGroup, scores: _Scores) -> torch.Tensor:
     """Attention of one query per sequence: query [size, num_heads, key_size], result of the like shape."""
     spec = pages.spec
-    keys, values = _gather(pages, group.rows, group.keys, scores.scratch)
+    seen = _gather(pages, group.rows, group.keys, scores.scratch)
     if group.hidden.numel():
-        # A slot outside a sequence may hold NaN, which no probability of 0 and no bias of -inf removes.
-        for gathered in (keys, values):
-            gathered.view(spec.kv_heads, group.size * group.keys, -1).index_fill_(1, group.hidden, 0)
+        seen.hide(group.hidden, spec.kv_heads)
     per_head = query.view(group.size, spec.kv_heads, -1, spec.key_size).transpose(0, 1)
     rows = per_head.reshape(spec.kv_heads * group.size, -1, spec.key_size)
-    probs = scores.probabilities(scores.scaled(rows, keys, group.bias), query.dtype, spec.kv_heads)
-    out = torch.bmm(probs, values).view(spec.kv_heads, group.size, -1, spec.value_size)
+    answers = scores.times_values(scores.scaled(rows, seen, group.bias), seen, spec.kv_heads)
+    out = answers.view(spec.kv_heads, group.size, -1, spec.value_size)
     return out.transpose(0, 1).reshape(group.size, -1, spec.value_size)
 
 
 def _extend(pages: LayerPages, query: torch.Tensor, extend: Extend, scores: _Scores, out: torch.Tensor) -> None:
     """Attention of one sequence's chunk, block of queries by block, written into its rows of `out`."""
-    keys, values = _gather(pages, extend.rows, extend.keys, scores.scratch)
+    seen = _gather(pages, extend.rows, extend.keys, scores.scratch)
     for block in extend.blocks:
         tokens = slice(extend.first_token + block.start, extend.first_token + block.stop)
-        span = slice(block.key_start, block.key_stop)
-        out[tokens] = _block(pages.spec, query[tokens], keys[:, span], values[:, span], block, scores)
+        span = seen.span(block.key_start, block.key_stop)
+        out[tokens] = _block(pages.spec, query[tokens], span, block, scores)
 
 
-def _block(
-    spec: LayerSpec,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    block: QueryBlock,
-    scores: _Scores,
-) -> torch.Tensor:
-    """query [m, num_heads, key_size], keys and values [kv_heads, n, size]: the keys that the block may see."""
+def _block(spec: LayerSpec, query: torch.Tensor, seen: _Seen, block: QueryBlock, scores: _Scores) -> torch.Tensor:
+    """query [m, num_heads, key_size], and of each KV head the keys that the block may see."""
     queries = query.shape[0]
     rows = query.view(queries, spec.kv_heads, -1, spec.key_size).permute(1, 2, 0, 3)
-    products = scores.scaled(rows.reshape(spec.kv_heads, -1, spec.key_size), keys, None)
-    by_query = products.view(spec.kv_heads, -1, queries, keys.shape[1])
+    products = scores.scaled(rows.reshape(spec.kv_heads, -1, spec.key_size), seen, None)
+    by_query = products.view(spec.kv_heads, -1, queries, seen.keys.shape[1])
     by_query[..., -queries:].masked_fill_(block.future, float("-inf"))
     if block.past is not None:
         by_query[..., : block.past.shape[1]].masked_fill_(block.past, float("-inf"))
-    probs = scores.probabilities(products, query.dtype, spec.kv_heads)
-    out = torch.bmm(probs, values).view(spec.kv_heads, -1, queries, spec.value_size)
+    out = scores.times_values(products, seen, spec.kv_heads).view(spec.kv_heads, -1, queries, spec.value_size)
     return out.permute(2, 0, 1, 3).reshape(queries, -1, spec.value_size)
 
 

@@ -143,7 +143,7 @@ def test_a_step_planned_for_another_store_is_refused(backend):
 def test_every_error_of_the_package_has_one_root():
     errors = [getattr(agentkv_kernels, name) for name in agentkv_kernels.__all__]
     errors = [e for e in errors if isinstance(e, type) and issubclass(e, Exception)]
-    assert len(errors) == 8
+    assert len(errors) == 9
     assert all(issubclass(error, KernelError) for error in errors)
 
 

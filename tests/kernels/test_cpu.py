@@ -21,7 +21,9 @@ FP32, BF16 = torch.float32, torch.bfloat16
 # fp32 as in test_attend, and powers of two within 1.7e-7, which is 3 roundings. bf16: probabilities are rounded once,
 # by 2**-8 of them at most, and so is the result; values stay below 5.
 BOUNDS = {FP32: (0.0, 1e-5), BF16: (2 * 2**-8, 5 * 2 * 2**-8)}
-"""(relative, absolute)"""
+"""(relative, absolute), against what the pages hold"""
+KINDS = [(FP32, None), (BF16, None), (BF16, torch.int8)]
+KIND_NAMES = ["fp32", "bf16", "int8"]
 
 
 @pytest.fixture(autouse=True)
@@ -68,19 +70,20 @@ def test_the_fast_definition_is_the_slow_one() -> None:
     value_size=st.sampled_from([6, 8, 12, 40, 64, 72, 96, 128, 256]),
     page_size=st.sampled_from([1, 3, 8, 16, 24, 32, 64]),
     dtype=st.sampled_from([FP32, BF16]),
+    kv_dtype=st.sampled_from([None, None, torch.int8]),
     window=st.sampled_from([None, 1, 2, 16, 40, 2**40]),
     softcap=st.sampled_from([None, 2.0, 30.0]),
     with_sinks=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 def test_any_step_equals_the_definition_with_nan_in_every_other_slot(
-    cpu, lens, kv_heads, group, key_size, value_size, page_size, dtype, window, softcap, with_sinks, seed
+    cpu, lens, kv_heads, group, key_size, value_size, page_size, dtype, kv_dtype, window, softcap, with_sinks, seed
 ):
     step = paged_step(
         cpu,
         [q for q, _ in lens],
         [c for _, c in lens],
-        spec=LayerSpec(kv_heads, key_size, value_size, dtype),
+        spec=LayerSpec(kv_heads, key_size, value_size, dtype, kv_dtype=kv_dtype),
         num_heads=kv_heads * group,
         page_size=page_size,
         seed=seed,
@@ -89,23 +92,22 @@ def test_any_step_equals_the_definition_with_nan_in_every_other_slot(
     assert_exact(step, scale=key_size**-0.5, window=window, softcap=softcap, sinks=sinks)
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS, ids=KIND_NAMES)
 @pytest.mark.parametrize("page_size", [1, 8, 16, 32])
 @pytest.mark.parametrize("query_len", [1, 2, 18])
-def test_every_length_around_the_edges_of_pages(cpu, page_size, query_len, dtype):
+def test_every_length_around_the_edges_of_pages(cpu, page_size, query_len, dtype, kv_dtype):
     contexts = range(4 * page_size + 1)
-    spec = LayerSpec(2, 64, 64, dtype)
+    spec = LayerSpec(2, 64, 64, dtype, kv_dtype=kv_dtype)
     options: dict[str, Any] = {"spec": spec, "num_heads": 6, "page_size": page_size}
     assert_exact(paged_step(cpu, [query_len] * len(contexts), contexts, **options), scale=0.125)
 
 
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS, ids=KIND_NAMES)
 @pytest.mark.parametrize(("query_len", "context_len", "window"), [(1, 5000, None), (1, 5000, 900), (300, 1500, None)])
-def test_keys_in_many_blocks_and_on_several_threads(cpu, query_len, context_len, window, dtype):
-    step = paged_step(
-        cpu, [query_len, 1], [context_len, 40], spec=LayerSpec(1, 64, 64, dtype), num_heads=3, page_size=16
-    )
+def test_keys_in_many_blocks_and_on_several_threads(cpu, query_len, context_len, window, dtype, kv_dtype):
+    spec = LayerSpec(1, 64, 64, dtype, kv_dtype=kv_dtype)
+    step = paged_step(cpu, [query_len, 1], [context_len, 40], spec=spec, num_heads=3, page_size=16)
     assert_exact(step, scale=0.125, window=window)
 
 
@@ -143,13 +145,15 @@ TREES: dict[str, tuple[list[list[int]], list[tuple[tuple[int, ...], int, int]]]]
 
 
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS, ids=KIND_NAMES)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("options", [{}, {"window": 21}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 @pytest.mark.parametrize("page_size", [8, 16])
-def test_sequences_that_read_shared_pages_together_answer_as_they_do_apart(cpu, tree, dtype, options, page_size):
+def test_sequences_that_read_shared_pages_together_answer_as_they_do_apart(
+    cpu, tree, dtype, kv_dtype, options, page_size
+):
     tables, edges = TREES[tree]
-    spec, draw = LayerSpec(2, 64, 48, dtype), torch.Generator().manual_seed(1)
+    spec, draw = LayerSpec(2, 64, 48, dtype, kv_dtype=kv_dtype), torch.Generator().manual_seed(1)
     store = cpu.make_store([spec], 16, page_size, "cpu")
     store.fill_slots(range(16 * page_size), float("nan"))
     # The last page of each is partly filled, and some sequences compute more than one token.
@@ -227,6 +231,7 @@ def test_a_slot_that_the_store_does_not_have_is_refused_before_anything_is_writt
         (LayerSpec(2, 21, 24, FP32), "keys of 21 elements per head; even numbers up to 512 are wanted"),
         (LayerSpec(2, 24, 15, FP32), r"values of 15 elements.*"),
         (LayerSpec(2, 576, 512, FP32), r"keys of 576 elements.*"),
+        (LayerSpec(2, 64, 64, torch.float16, kv_dtype=torch.int8), r"torch\.float16 is not among.*"),
         (LayerSpec(2, 64, 64, torch.float16), r"torch\.float16 is not among torch\.float32, torch\.bfloat16"),
     ],
 )

@@ -220,6 +220,22 @@ def test_the_probe_sees_every_option_of_attention(
         opened(tiny_model(kind), tmp_path)
 
 
+def test_pages_of_int8_make_the_probe_neither_blind_nor_stricter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scale that is off by 1 % moves logits less than int8 does, and is found; the model as it is passes."""
+    opened(tiny_model("mistral"), tmp_path / "right", kv_dtype=torch.int8).close()
+    attend = ReferenceBackend.attend
+
+    def broken(self: ReferenceBackend, *arguments: Any, **options: Any) -> Tensor:
+        other_scale(options)
+        return attend(self, *arguments, **options)
+
+    monkeypatch.setattr(ReferenceBackend, "attend", broken)
+    with pytest.raises(ModelUnsupported, match="gives other logits"):
+        opened(tiny_model("mistral"), tmp_path / "wrong", kv_dtype=torch.int8)
+
+
 def test_a_verdict_is_kept_for_this_very_model_and_what_cannot_be_kept_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_help_text_fills_its_lines_and_gives_flags_no_type(
         ("chat --max-tokens 1.5", r"--max-tokens.* '1.5'"),
         ("chat --memory foo", r"--memory.* 'foo'"),
         ("chat --dtype foo", r"--dtype='foo'"),
+        ("chat --kv-dtype foo", r"--kv-dtype='foo' is not known; known are auto, int8"),
     ],
 )
 def test_a_wrong_value_is_told_in_one_line_with_its_option(

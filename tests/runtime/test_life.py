@@ -281,7 +281,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chat_template": 5}, "chat_template must be a str"),
     ({"backend": 5}, "backend must be a str or None"),
     ({"weights": "int3"}, 'weights must be "int8", "int4" or None, got .int3.'),
-    ({"kv_dtype": "int8"}, "kv_dtype=: .* comes with a later version"),
+    ({"kv_dtype": "int4"}, "kv_dtype='int4' is not known; known are auto, int8"),
+    ({"kv_dtype": 8}, "kv_dtype=8 is not known"),
 ]
 
 

@@ -198,6 +198,7 @@ def model_driver(
     page_size: int = 4,
     context_limit: int = 512,
     backend: str | None = None,
+    kv_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Iterator[Driver]:
     """An engine over a real tiny model; logits are recorded, and pages hold NaN wherever nothing was written."""
@@ -210,6 +211,7 @@ def model_driver(
         page_size=page_size,
         num_pages=num_pages,
         backend=backend,
+        kv_dtype=kv_dtype,
     )
     try:
         runner = PoisoningRunner(inner, page_size)

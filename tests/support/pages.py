@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from agentkv_kernels import AttentionMetadata, Backend, KVStore, LayerSpec, plan
+from agentkv_kernels.quantized import quantize
 from support.naive_attention import dense_attention, naive_attention
 
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """One step of some sequences: the store that holds them, and their keys and values apart from any page."""
+    """One step of some sequences: the store that holds them, and their keys and values apart from any page, as kept."""
 
     backend: Backend
     store: KVStore
@@ -71,6 +72,14 @@ class PagedStep:
         return torch.cat([dense_attention(*part, **{"scale": 0.3, **options}) for part in parts])
 
 
+def kept(vectors: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+    """What a layer's pages keep of these: themselves, or scale times number, which fp32 holds exactly."""
+    if not spec.is_quantized:
+        return vectors
+    numbers, scales = quantize(vectors)
+    return numbers * scales.float().unsqueeze(-1)
+
+
 def paged_step(
     backend: Backend,
     query_lens: Sequence[int],
@@ -107,6 +116,6 @@ def paged_step(
         metadata=plan(query_lens, context_lens, page_tables, page_size=page_size),
         page_tables=page_tables,
         query=normal(sum(query_lens), num_heads, spec.key_size),
-        keys=keys,
-        values=values,
+        keys=[kept(key, spec) for key in keys],
+        values=[kept(value, spec) for value in values],
     )

@@ -10,19 +10,38 @@ from collections.abc import Sequence
 import torch
 
 from agentkv_kernels import AttentionMetadata, KVStore, LayerSpec
+from agentkv_kernels.quantized import quantize
 from support.naive_attention import naive_attention
 
 
 class SlotMajorStore(KVStore):
+    kv_dtypes = (torch.int8,)
+
     def __init__(self, layers: Sequence[LayerSpec], num_pages: int, page_size: int) -> None:
         super().__init__(layers, num_pages, page_size)
         slots = num_pages * page_size
-        self.keys = [torch.zeros(slots, spec.kv_heads, spec.key_size, dtype=spec.dtype) for spec in layers]
-        self.values = [torch.zeros(slots, spec.kv_heads, spec.value_size, dtype=spec.dtype) for spec in layers]
+        self.keys = [torch.zeros(slots, spec.kv_heads, spec.key_size, dtype=spec.stored_dtype) for spec in layers]
+        self.values = [torch.zeros(slots, spec.kv_heads, spec.value_size, dtype=spec.stored_dtype) for spec in layers]
+        self.scales = [torch.zeros(slots, spec.kv_heads, 2, dtype=torch.bfloat16) for spec in layers]
+
+    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if self.layers[layer].is_quantized:
+            (key, key_scale), (value, value_scale) = quantize(key), quantize(value)
+            self.scales[layer][slots] = torch.stack((key_scale, value_scale), -1)
+        self.keys[layer][slots] = key
+        self.values[layer][slots] = value
+
+    def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.keys[layer][slots], self.values[layer][slots]
+        if self.layers[layer].is_quantized:
+            scales = self.scales[layer][slots].float()
+            return keys * scales[..., :1], values * scales[..., 1:]
+        return keys, values
 
     def fill_slots(self, slots: Sequence[int], value: float) -> None:
-        for tensor in (*self.keys, *self.values):
-            tensor[list(slots)] = value
+        for layer, spec in enumerate(self.layers):
+            one = torch.full((len(slots), spec.kv_heads, 1), value, dtype=spec.dtype)
+            self.write(layer, torch.tensor(list(slots), dtype=torch.int64), one, one)
 
     def slots_of(self, index: torch.Tensor) -> torch.Tensor:
         return index[:, None] * self.page_size + torch.arange(self.page_size)
@@ -33,6 +52,12 @@ class SlotMajorStore(KVStore):
     def _write_pages(self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.keys[layer][self.slots_of(index)] = keys
         self.values[layer][self.slots_of(index)] = values
+
+    def _read_scales(self, layer: int, index: torch.Tensor) -> torch.Tensor:
+        return self.scales[layer][self.slots_of(index)]
+
+    def _write_scales(self, layer: int, index: torch.Tensor, scales: torch.Tensor) -> None:
+        self.scales[layer][self.slots_of(index)] = scales
 
 
 class PlainBackend:
@@ -48,8 +73,7 @@ class PlainBackend:
         self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         assert isinstance(store, SlotMajorStore)
-        store.keys[layer][slot_mapping] = key
-        store.values[layer][slot_mapping] = value
+        store.write(layer, slot_mapping, key, value)
 
     def attend(
         self,
@@ -67,7 +91,7 @@ class PlainBackend:
         parts = []
         for i, part in enumerate(query.split(metadata.query_lens)):
             slots = store.slots_of(metadata.page_table[i].long()).view(-1)[: metadata.seq_lens[i]]
-            keys, values = store.keys[layer][slots], store.values[layer][slots]
+            keys, values = store.read(layer, slots)
             parts.append(naive_attention(part, keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks))
         return torch.cat(parts).to(query.dtype)
 

@@ -12,6 +12,7 @@ __all__ = [
     "DTYPES",
     "INSTRUCTION_SETS",
     "INTERFACE",
+    "KV_DTYPES",
     "SLACK",
     "Call",
     "Layer",
@@ -20,10 +21,11 @@ __all__ = [
     "declare",
 ]
 
-INTERFACE = 1
+INTERFACE = 2
 INSTRUCTION_SETS = ("plain", "avx2", "avx512", "avx512_bf16")
 """From the least to the most; the place of a name is its code."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+KV_DTYPES = {**DTYPES, torch.int8: 2}
 BAD_SLOT = -2
 SLACK = 256
 """Bytes behind the last layer that may be read, and mean nothing."""
@@ -38,6 +40,7 @@ class Layer(Structure):
         ("key_size", c_int32),
         ("value_size", c_int32),
         ("dtype", c_int32),
+        ("kv_dtype", c_int32),
     )
 
 
@@ -95,6 +98,8 @@ _FUNCTIONS = {
     "akv_copy": (c_int32, (POINTER(Layer), c_int64, c_void_p, c_void_p, c_int64)),
     "akv_export": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p, c_void_p)),
     "akv_import": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p, c_void_p)),
+    "akv_export_scales": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p)),
+    "akv_import_scales": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p)),
     "akv_fill": (c_int32, (POINTER(Layer), c_void_p, c_int64, c_float)),
 }
 

@@ -10,8 +10,9 @@ import torch
 from ..checks import check_copies
 from ..errors import PageOutOfRange
 from ..memory import zeroed
+from ..quantized import SCALE_DTYPE
 from ..store import KVStore, LayerSpec
-from .interface import BAD_SLOT, DTYPES, SLACK, Layer
+from .interface import BAD_SLOT, DTYPES, KV_DTYPES, SLACK, Layer
 from .library import Library
 
 __all__ = ["TileStore", "why_unsupported"]
@@ -33,6 +34,8 @@ def why_unsupported(spec: LayerSpec) -> str | None:
 class TileStore(KVStore):
     """Each layer is [num_pages][kv_heads] blocks of one page's keys and values: a page moves as one run per layer."""
 
+    kv_dtypes = (torch.int8,)
+
     def __init__(self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, library: Library) -> None:
         super().__init__(layers, num_pages, page_size)
         self._calls = library.calls
@@ -52,6 +55,7 @@ class TileStore(KVStore):
                     spec.key_size,
                     spec.value_size,
                     DTYPES[spec.dtype],
+                    KV_DTYPES[spec.stored_dtype],
                 )
                 for offset, spec in zip(starts, self.layers, strict=True)
             )
@@ -79,8 +83,8 @@ class TileStore(KVStore):
 
     def _read_pages(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         spec, shape = self.layers[layer], (len(index), self.page_size)
-        keys = torch.empty(*shape, spec.kv_heads, spec.key_size, dtype=spec.dtype)
-        values = torch.empty(*shape, spec.kv_heads, spec.value_size, dtype=spec.dtype)
+        keys = torch.empty(*shape, spec.kv_heads, spec.key_size, dtype=spec.stored_dtype)
+        values = torch.empty(*shape, spec.kv_heads, spec.value_size, dtype=spec.stored_dtype)
         self._calls.akv_export(
             ctypes.byref(self.described[layer]), index.data_ptr(), len(index), keys.data_ptr(), values.data_ptr()
         )
@@ -91,3 +95,13 @@ class TileStore(KVStore):
         self._calls.akv_import(
             ctypes.byref(self.described[layer]), index.data_ptr(), len(index), keys.data_ptr(), values.data_ptr()
         )
+
+    def _read_scales(self, layer: int, index: torch.Tensor) -> torch.Tensor:
+        scales = torch.empty(len(index), self.page_size, self.layers[layer].kv_heads, 2, dtype=SCALE_DTYPE)
+        described = ctypes.byref(self.described[layer])
+        self._calls.akv_export_scales(described, index.data_ptr(), len(index), scales.data_ptr())
+        return scales
+
+    def _write_scales(self, layer: int, index: torch.Tensor, scales: torch.Tensor) -> None:
+        scales, described = scales.contiguous(), ctypes.byref(self.described[layer])
+        self._calls.akv_import_scales(described, index.data_ptr(), len(index), scales.data_ptr())

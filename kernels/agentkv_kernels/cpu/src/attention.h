@@ -25,6 +25,15 @@ namespace {
 // meanwhile. Measured on Zen 4; both are flat within a factor of two.
 constexpr int CHUNK_ROWS = 12, BLOCK_BYTES = 256 << 10;
 
+// Whether whole numbers are put down as bf16 first. It pays where more rows read them than are computed at once.
+inline bool puts_down(const Work &work, int rows) {
+#if defined(__AVX512BF16__)
+    return work.layer->kv_dtype == AKV_INT8 && work.layer->dtype == AKV_BF16 && rows > CHUNK_ROWS;
+#else
+    return static_cast<void>(work), static_cast<void>(rows), false;
+#endif
+}
+
 // How one item's memory is divided.
 struct Sizes {
     int rows, chunk_rows, block_tiles, score_width, sum_width;
@@ -34,11 +43,13 @@ struct Sizes {
         const akv_layer *layer = work.layer;
         rows = num_rows * (work.call->num_heads / layer->kv_heads);
         chunk_rows = cut(rows, CHUNK_ROWS);
-        const int most = static_cast<int>(BLOCK_BYTES / (Layout(layer).token_bytes * TILE)) / 4 * 4;
+        int64_t token_bytes = Layout(layer).token_bytes;
+        if (puts_down(work, rows)) token_bytes += static_cast<int64_t>(layer->key_size) + layer->value_size;
+        const int most = static_cast<int>(BLOCK_BYTES / (token_bytes * TILE)) / 4 * 4;
         block_tiles = cut(raise(most, 8), 64);
         score_width = block_tiles * TILE + 16;
         sum_width = (layer->value_size + 15) / 16 * 16;
-        tile_bytes = static_cast<size_t>(Layout(layer).token_bytes) * TILE + SLACK;
+        tile_bytes = static_cast<size_t>(token_bytes) * TILE + SLACK;
     }
 
     static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -47,11 +58,12 @@ struct Sizes {
     size_t sum_bytes() const { return rounded(sizeof(float) * rows * sum_width); }
     size_t running_bytes() const { return rounded(sizeof(Running) * rows); }
     size_t factor_bytes() const { return rounded(sizeof(float) * chunk_rows); }
+    size_t scale_bytes() const { return sizeof(float) * block_tiles * TILE; }
     size_t pointer_bytes() const { return rounded(sizeof(char *) * (2 * block_tiles + AHEAD + 2 * KEY_TILES)); }
-    size_t gathered_bytes() const { return rounded(tile_bytes) * block_tiles; }
+    size_t gathered_bytes() const { return rounded(tile_bytes) * (block_tiles + 1); }
     size_t all(const Work &work) const {
-        return query_bytes(work) + score_bytes() + sum_bytes() + running_bytes() + factor_bytes() + pointer_bytes() +
-               gathered_bytes() + 64;
+        return query_bytes(work) + score_bytes() + sum_bytes() + running_bytes() + factor_bytes() + scale_bytes() +
+               pointer_bytes() + gathered_bytes() + 64;
     }
 };
 
@@ -65,12 +77,12 @@ template <Mode mode> inline void pack_queries(const Work &work, const Item &item
             const int64_t at = work.rows[item.first_row + i].token * call->query_token_stride +
                                (static_cast<int64_t>(head) * group + g) * call->query_head_stride;
             const int64_t row = (static_cast<int64_t>(i) * group + g) * key_size;
-            if constexpr (mode == Mode::fp32)
-                memcpy(static_cast<float *>(out) + row, static_cast<const float *>(call->query) + at,
-                       static_cast<size_t>(key_size) * 4);
-            else if constexpr (mode == Mode::dot)
+            if constexpr (is_dot(mode))
                 memcpy(static_cast<uint16_t *>(out) + row, static_cast<const uint16_t *>(call->query) + at,
                        static_cast<size_t>(key_size) * 2);
+            else if (work.layer->dtype == AKV_FP32)
+                memcpy(static_cast<float *>(out) + row, static_cast<const float *>(call->query) + at,
+                       static_cast<size_t>(key_size) * 4);
             else
                 for (int d = 0; d < key_size; ++d)
                     static_cast<float *>(out)[row + d] = float_of(static_cast<const uint16_t *>(call->query)[at + d]);
@@ -117,6 +129,7 @@ template <Mode mode> class Attending {
         sums = reinterpret_cast<float *>(take(sizes.sum_bytes()));
         running = reinterpret_cast<Running *>(take(sizes.running_bytes()));
         factors = reinterpret_cast<float *>(take(sizes.factor_bytes()));
+        value_scales = reinterpret_cast<float *>(take(sizes.scale_bytes()));
         keys = reinterpret_cast<char **>(take(sizes.pointer_bytes()));
         gathered = take(sizes.gathered_bytes());
     }
@@ -132,6 +145,7 @@ template <Mode mode> class Attending {
             for (int low = 0; low < sizes.rows; low += sizes.chunk_rows) {
                 const int count = cut(sizes.chunk_rows, sizes.rows - low);
                 score(low, count);
+                if (has_scales(mode) && low == 0) find_value_scales();
                 for (int r = 0; r < count; ++r) factors[r] = soften_row(low + r, scores.row(r));
                 in_turns(count, [&](int row, int turn_rows) {
                     with_count<MAX_ROWS>(turn_rows, AddRows<mode>{scores, row, values, tiles, layer->value_size,
@@ -164,38 +178,67 @@ template <Mode mode> class Attending {
         // What comes after: the keys of the next block, where there is one; else what was just read, which costs nothing.
         for (int t = 0; t < AHEAD + KEY_TILES; ++t) {
             const int base = next_block() + t * TILE;
-            values[tiles + t] = layout.tiled && base < item.key_end ? tile_at(base) : values[tiles - 1];
+            values[tiles + t] = layout.tiled && base < item.key_end ? layout.keys_of(tile_at(base)) : values[tiles - 1];
         }
     }
 
     void find_tile(int t) {
         const int base = start + t * TILE;
         const int from = raise(item.key_begin - base, 0), to = cut(item.key_end - base, TILE);
-        char *spare = gathered + Sizes::rounded(sizes.tile_bytes) * t;
+        // One that is put down as bf16 is first put together in the last place, which no tile has.
+        char *spare = place_of(mode == Mode::int8_dot ? sizes.block_tiles : t);
+        const int soon = base + GATHER_AHEAD * TILE;
         if (!layout.tiled) {
-            const int soon = base + GATHER_AHEAD * TILE;
             ask_for_tokens(layout, item, head, soon, cut(soon + TILE, item.key_end));
             gather_tile(layout, item, head, base, from, to, spare);
-            keys[t] = spare;
-            values[t] = spare + layer->key_size * TILE * layout.item;
+            keys[t] = spare + layout.scale_bytes * TILE;
+            values[t] = keys[t] + layer->key_size * TILE * layout.item;
+            if constexpr (mode == Mode::int8_dot) put_down(t, keys[t]);
             return;
         }
-        keys[t] = tile_at(base);
-        values[t] = layout.values_of(keys[t]);
-        if (to - from < TILE) {
+        if (mode == Mode::int8_dot && soon < item.key_end) ask_for_tile(soon);
+        keys[t] = layout.keys_of(tile_at(base));
+        values[t] = layout.values_of(tile_at(base));
+        if constexpr (mode == Mode::int8_dot) return put_down(t, keys[t]);
+        if (!has_scales(mode) && to - from < TILE) {
             copy_values(layer, values[t], from, to, spare);
             values[t] = spare;
+        }
+    }
+
+    char *place_of(int t) const { return gathered + Sizes::rounded(sizes.tile_bytes) * t; }
+
+    void put_down(int t, const char *from) {
+#if defined(__AVX512BF16__)
+        keys[t] = place_of(t) + KEYS_BEHIND_SCALES;
+        values[t] = keys[t] + layer->key_size * TILE * 2;
+        put_down_as_bf16(layer, from, keys[t]);
+#endif
+    }
+
+    ALWAYS_INLINE void ask_for_tile(int token) const {
+        const char *tile = tile_at(token);
+        for (int64_t at = 0; at < layout.token_bytes * TILE; at += 64) prefetch(tile + at);
+    }
+
+    // 0 for keys that are not the item's: what is there may be NaN. They stand in front of keys, which were just read.
+    void find_value_scales() {
+        for (int t = 0; t < tiles; ++t) {
+            const int base = start + t * TILE;
+            const F16 scales = load_bf16(keys[t] - KEYS_BEHIND_SCALES + VALUE_SCALES_BEHIND);
+            store(value_scales + t * TILE,
+                  within(scales, raise(item.key_begin - base, 0), cut(item.key_end - base, TILE), 0));
         }
     }
 
     // The first rows meet a block cold, and ask for it as they go. Where others follow they ask for the next block in
     // the meantime, little by little, so that only the first block is met cold.
     bool asks_in_turn(int row) const {
-        return layout.tiled && row == 0 && (sizes.rows <= sizes.chunk_rows || start <= item.key_begin);
+        return mode != Mode::int8_dot && layout.tiled && row == 0 && (sizes.rows <= sizes.chunk_rows || start <= item.key_begin);
     }
 
     void score(int low, int count) {
-        const int64_t query_row_bytes = static_cast<int64_t>(layer->key_size) * (mode == Mode::dot ? 2 : 4);
+        const int64_t query_row_bytes = static_cast<int64_t>(layer->key_size) * (is_dot(mode) ? 2 : 4);
         for (int t = 0; t < padded; t += KEY_TILES) {
             in_turns(count, [&](int row, int turn_rows) {
                 with_count<MAX_ROWS>(turn_rows,
@@ -212,10 +255,8 @@ template <Mode mode> class Attending {
         const int64_t next_tiles = cut(sizes.block_tiles, (item.key_end - next_block() + TILE - 1) / TILE);
         const int64_t shares = static_cast<int64_t>((sizes.rows - 1) / sizes.chunk_rows) * padded;
         const int64_t stop = next_tiles * (share + count) / shares;
-        for (int64_t t = next_tiles * share / shares; t < stop; ++t) {
-            const char *tile = tile_at(next_block() + static_cast<int>(t) * TILE);
-            for (int64_t at = 0; at < layout.token_bytes * TILE; at += 64) prefetch(tile + at);
-        }
+        for (int64_t t = next_tiles * share / shares; t < stop; ++t)
+            ask_for_tile(next_block() + static_cast<int>(t) * TILE);
     }
 
     float soften_row(int r, float *row) const {
@@ -224,7 +265,8 @@ template <Mode mode> class Attending {
         if (call->window) from = raise(from, position - call->window + 1);
         const int to = cut(item.key_end, position + 1) - start;
         const float slope = call->softcap != 0 ? call->scale / call->softcap : call->scale * LOG2E;
-        return soften<mode>(row, tiles, raise(from - start, 0), cut(to, tiles * TILE), slope, call->softcap, running[r]);
+        return soften<mode>(row, tiles, raise(from - start, 0), cut(to, tiles * TILE), slope, call->softcap,
+                            value_scales, running[r]);
     }
 
     const Work &work;
@@ -241,6 +283,7 @@ template <Mode mode> class Attending {
     float *sums;  // [rows][sum_width]
     Running *running;
     float *factors;
+    float *value_scales;  // of the block's keys, where they have some
     char **keys, **values;  // of the block's tiles
     char *gathered;
 
@@ -248,6 +291,11 @@ template <Mode mode> class Attending {
 };
 
 void attend(const Work &work, const Item &item, int head, char *scratch) {
+#if defined(__AVX512BF16__)
+    if (puts_down(work, item.num_rows * (work.call->num_heads / work.layer->kv_heads)))
+        return Attending<Mode::int8_dot>(work, item, head, scratch).run();
+#endif
+    if (work.layer->kv_dtype == AKV_INT8) return Attending<Mode::int8>(work, item, head, scratch).run();
     if (work.layer->dtype == AKV_FP32) return Attending<Mode::fp32>(work, item, head, scratch).run();
 #if defined(__AVX512BF16__)
     Attending<Mode::dot>(work, item, head, scratch).run();

@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum akv_dtype : int32_t { AKV_FP32 = 0, AKV_BF16 = 1 };
+enum akv_dtype : int32_t { AKV_FP32 = 0, AKV_BF16 = 1, AKV_INT8 = 2 };
 
 // Codes of the instruction sets, from the least to the most. A bit of akv_supported() for each.
 enum akv_isa : int32_t { AKV_PLAIN = 0, AKV_AVX2 = 1, AKV_AVX512 = 2, AKV_AVX512_BF16 = 3, AKV_NUM_ISA = 4 };
@@ -20,7 +20,8 @@ struct akv_layer {
     int32_t kv_heads;
     int32_t key_size;
     int32_t value_size;
-    int32_t dtype;
+    int32_t dtype;     // of queries, new keys and values, and answers
+    int32_t kv_dtype;  // of what the pages hold: the same, or AKV_INT8 with scales
 };
 
 // Pages first_page .. first_page + num_pages of the page tables of some sequences, where they are the same pages.

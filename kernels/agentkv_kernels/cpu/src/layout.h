@@ -5,11 +5,12 @@
 //
 //     fp32   keys [key_size][16]          values [16][value_size]
 //     bf16   keys [key_size / 2][16][2]   values [8][value_size][2]
+//     int8   as fp32, behind two rows of bf16: [16] scales of keys, [16] scales of values
 //
 // Keys are transposed, so that 16 tokens fill a vector and a score needs no sum across its lanes. In bf16 two
 // neighbours in the direction of the sum share a 32-bit word, the first in its low half: a shift or a mask widens 16 of
-// them at once, and it is what bf16 dot products read. Other page sizes keep [token][key, then value], and tiles are
-// put together when they are read.
+// them at once, and it is what bf16 dot products read. Other page sizes keep [token][key, then value], in int8 behind
+// the scales of both, and tiles are put together when they are read.
 //
 // Rows of values are read in vectors of 16, the last of which may reach beyond the row: a store has SLACK bytes behind
 // its last layer.
@@ -25,18 +26,21 @@ namespace {
 
 constexpr int TILE = 16;
 constexpr int SLACK = 256;
+constexpr int KEYS_BEHIND_SCALES = 2 * TILE * 2, VALUE_SCALES_BEHIND = TILE * 2;  // bytes, in a tile of int8
 constexpr int MOST_ELEMENTS = 512;  // of a key or a value; Python refuses more
 constexpr int MOST_TOKEN_BYTES = 2 * MOST_ELEMENTS * 4;
 
 struct Layout {
     const akv_layer *layer;
     int64_t item;         // bytes of an element
-    int64_t token_bytes;  // of one head's key and value
+    int64_t scale_bytes;  // of one head's scales for a token
+    int64_t token_bytes;  // of one head's key and value, and of these
     bool tiled;
 
     explicit Layout(const akv_layer *of)
-        : layer(of), item(of->dtype == AKV_FP32 ? 4 : 2), token_bytes((of->key_size + of->value_size) * item),
-          tiled(of->page_size % TILE == 0) {}
+        : layer(of), item(of->kv_dtype == AKV_FP32 ? 4 : of->kv_dtype == AKV_BF16 ? 2 : 1),
+          scale_bytes(of->kv_dtype == AKV_INT8 ? 4 : 0),
+          token_bytes((of->key_size + of->value_size) * item + scale_bytes), tiled(of->page_size % TILE == 0) {}
 
     int64_t block_bytes() const { return token_bytes * layer->page_size; }
     int64_t page_bytes() const { return block_bytes() * layer->kv_heads; }
@@ -48,8 +52,9 @@ struct Layout {
     char *tile(int64_t page, int64_t head, int offset) const {
         return block(page, head) + (tiled ? offset / TILE * TILE : offset) * token_bytes;
     }
+    char *keys_of(char *tile_start) const { return tile_start + scale_bytes * (tiled ? TILE : 1); }
     char *values_of(char *tile_start) const {
-        return tile_start + static_cast<int64_t>(layer->key_size) * item * (tiled ? TILE : 1);
+        return keys_of(tile_start) + static_cast<int64_t>(layer->key_size) * item * (tiled ? TILE : 1);
     }
 };
 

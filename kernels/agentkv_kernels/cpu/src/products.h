@@ -7,21 +7,36 @@ namespace {
 
 enum class Mode {
     fp32,   // everything is fp32
+    int8,   // keys and values are whole numbers with scales, queries and products fp32
     widen,  // keys and values are bf16, products fp32
     dot,    // keys, values, queries and probabilities are bf16, sums fp32
+    int8_dot,  // as dot, over whole numbers that were put down as bf16, with their scales
 };
-
-constexpr int cut(int a, int b) { return a < b ? a : b; }
-constexpr int raise(int a, int b) { return a > b ? a : b; }
-
-// Memory is asked for so many tiles ahead. Measured on Zen 4; flat within a factor of two.
-constexpr int AHEAD = 8;
+constexpr bool is_dot(Mode mode) { return mode == Mode::dot || mode == Mode::int8_dot; }
+constexpr bool has_scales(Mode mode) { return mode == Mode::int8 || mode == Mode::int8_dot; }
 
 // Asks for a line into the second level of cache, which takes more requests at once than the first. What does nothing
 // else GCC takes for a function without effect, and drops calls of it: this one, and those that call it alone, are inlined
 // by force.
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 ALWAYS_INLINE void prefetch(const char *p) { __builtin_prefetch(p, 0, 2); }
+
+// A line of a tile is an element of 16 keys, or a pair of elements where they are bf16; so many bytes.
+constexpr bool in_pairs(Mode mode) { return mode == Mode::widen || is_dot(mode); }
+constexpr int line_bytes(Mode mode) { return mode == Mode::int8 ? TILE : 64; }
+
+template <Mode mode> ALWAYS_INLINE F16 load_line(const char *from) {
+    if constexpr (mode == Mode::int8)
+        return load_int8(from);
+    else
+        return load(reinterpret_cast<const float *>(from));
+}
+
+constexpr int cut(int a, int b) { return a < b ? a : b; }
+constexpr int raise(int a, int b) { return a > b ? a : b; }
+
+// Memory is asked for so many tiles ahead. Measured on Zen 4; flat within a factor of two.
+constexpr int AHEAD = 8;
 
 // The scores of a block, or the probabilities that took their place: fp32, or in Mode::dot bf16 from the row's start.
 struct Scores {
@@ -40,18 +55,17 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
         for (int t = 0; t < KEY_TILES; ++t) sums[r][t] = zero();
-    // A line of a tile is 16 words: one element of 16 keys in fp32, a pair of them in bf16.
-    const int lines = mode == Mode::fp32 ? key_size : key_size / 2;
+    const int lines = in_pairs(mode) ? key_size / 2 : key_size;
     for (int i = 0; i < lines; ++i) {
-        if constexpr (ASK) {
+        if (ASK && i * line_bytes(mode) % 64 == 0) {
 #pragma GCC unroll 8
-            for (int t = 0; t < KEY_TILES; ++t) prefetch(next[t] + i * 64);
+            for (int t = 0; t < KEY_TILES; ++t) prefetch(next[t] + i * line_bytes(mode));
         }
-        if constexpr (mode == Mode::fp32) {
+        if constexpr (!in_pairs(mode)) {
             const float *q = static_cast<const float *>(query) + i;
             F16 key[KEY_TILES];
 #pragma GCC unroll 8
-            for (int t = 0; t < KEY_TILES; ++t) key[t] = load(reinterpret_cast<const float *>(keys[t] + i * 64));
+            for (int t = 0; t < KEY_TILES; ++t) key[t] = load_line<mode>(keys[t] + i * line_bytes(mode));
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
                 const F16 x = all(q[r * key_size]);
@@ -88,6 +102,15 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
 #endif
         }
     }
+    if constexpr (has_scales(mode)) {
+#pragma GCC unroll 8
+        for (int t = 0; t < KEY_TILES; ++t) {
+            if (ASK) prefetch(next[t] - KEYS_BEHIND_SCALES);
+            const F16 scales = load_bf16(keys[t] - KEYS_BEHIND_SCALES);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) sums[r][t] = mul(sums[r][t], scales);
+        }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
@@ -106,19 +129,19 @@ inline void add_values(Scores probs, int row, char *const *values, int tiles, in
         for (int n = 0; n < VECTORS; ++n)
             sums[r][n] = mul(load(out + r * sum_width + n * 16), all(factors[r]));
     const float *p = probs.row(row);
-    const int lines = mode == Mode::fp32 ? TILE : TILE / 2;
+    const int lines = in_pairs(mode) ? TILE / 2 : TILE, item = line_bytes(mode) / TILE;
     for (int t = 0; t < tiles; ++t) {
-        const char *from = values[t] + column * 4;
-        const char *next = values[t + AHEAD] + column * 4;
-        for (int i = 0; i < lines; ++i, from += value_size * 4, next += value_size * 4) {
+        const char *from = values[t] + column * item;
+        const char *next = values[t + AHEAD] + column * item;
+        for (int i = 0; i < lines; ++i, from += value_size * item, next += value_size * item) {
             if constexpr (ASK) {
 #pragma GCC unroll 8
-                for (int n = 0; n < VECTORS; ++n) prefetch(next + n * 64);
+                for (int n = 0; n < VECTORS; n += 64 / line_bytes(mode)) prefetch(next + n * line_bytes(mode));
             }
-            if constexpr (mode == Mode::fp32) {
+            if constexpr (!in_pairs(mode)) {
                 F16 value[VECTORS];
 #pragma GCC unroll 8
-                for (int n = 0; n < VECTORS; ++n) value[n] = load(reinterpret_cast<const float *>(from + n * 64));
+                for (int n = 0; n < VECTORS; ++n) value[n] = load_line<mode>(from + n * line_bytes(mode));
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; ++r) {
                     const F16 x = all(p[r * probs.width + t * TILE + i]);

@@ -11,7 +11,7 @@ namespace {
 template <Mode mode> inline F16 exp2(F16 x) {
     const F16 whole = round_to_int(x), rest = sub(x, whole);
     F16 p;
-    if constexpr (mode == Mode::dot) {
+    if constexpr (is_dot(mode)) {
         p = fma(all(0.05517153f), rest, all(0.24261111f));
         p = fma(p, rest, all(0.693261f));
         p = fma(p, rest, all(0.99992806f));
@@ -41,9 +41,11 @@ struct Running {
 };
 
 // Turns a row of scores into probabilities of keys from .. to among `tiles` tiles, and 0 elsewhere; returns the factor
-// for what was summed before. A score is `slope` times what stands there, bent by the softcap where there is one.
+// for what was summed before. A score is `slope` times what stands there, bent by the softcap where there is one, and
+// what is left in the row is times the scales of the values, where they have scales.
 template <Mode mode>
-inline float soften(float *row, int tiles, int from, int to, float slope, float softcap, Running &running) {
+inline float soften(float *row, int tiles, int from, int to, float slope, float softcap, const float *value_scales,
+                    Running &running) {
     const int first_tile = from < to ? from / TILE : tiles, stop_tile = from < to ? (to + TILE - 1) / TILE : tiles;
     if (softcap != 0 || slope <= 0) {
         for (int t = first_tile; t < stop_tile; ++t) {
@@ -70,8 +72,9 @@ inline float soften(float *row, int tiles, int from, int to, float slope, float 
     const float shrink = exp2_of(running.top - top_new);
     running.top = top_new;
     F16 total = mul(load(running.total), all(shrink));
-    const auto put = [row](int t, F16 p) {
-        if constexpr (mode == Mode::dot) {
+    const auto put = [row, value_scales](int t, F16 p) {
+        if constexpr (has_scales(mode)) p = mul(p, load(value_scales + t * TILE));
+        if constexpr (is_dot(mode)) {
 #if defined(__AVX512BF16__)
             // Two bf16 tiles take the place of one of fp32, so no score is overwritten before it is read.
             store_bf16(reinterpret_cast<char *>(row) + t * TILE * 2, p);

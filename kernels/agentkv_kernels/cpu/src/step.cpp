@@ -256,7 +256,7 @@ int32_t attend(const akv_layer *layer, const akv_step *step, const akv_call *cal
 extern "C" {
 
 // Raised with every change of what crosses the border.
-int32_t akv_interface(void) { return 1; }
+int32_t akv_interface(void) { return 2; }
 
 // A bit for each instruction set that this library was made for and this processor has.
 int32_t akv_supported(void) {

@@ -11,7 +11,7 @@ constexpr int GATHER_AHEAD = 3;  // tiles
 
 // Copies the values of a tile, 0 in place of keys from .. to do not name: a probability of 0 removes no NaN.
 inline void copy_values(const akv_layer *layer, const char *from_tile, int from, int to, char *out) {
-    const int words = layer->value_size, lines = layer->dtype == AKV_FP32 ? TILE : TILE / 2, each = TILE / lines;
+    const int words = layer->value_size, lines = layer->kv_dtype == AKV_FP32 ? TILE : TILE / 2, each = TILE / lines;
     for (int i = 0; i < lines; ++i) {
         uint32_t keep = 0;
         for (int half = 0; half < each; ++half) {
@@ -25,13 +25,27 @@ inline void copy_values(const akv_layer *layer, const char *from_tile, int from,
 }
 
 // Words of a key to every TILE-th word.
-inline void spread(const uint32_t *__restrict key, int words, uint32_t *__restrict out) {
+template <class Word> inline void spread(const Word *__restrict key, int words, Word *__restrict out) {
     for (int i = 0; i < words; ++i) out[i * TILE] = key[i];
 }
 
 // Two rows of bf16, element by element side by side.
 inline void interleave(const uint16_t *__restrict low, const uint16_t *__restrict high, int n, uint32_t *__restrict out) {
     for (int i = 0; i < n; ++i) out[i] = low[i] | static_cast<uint32_t>(high[i]) << 16;
+}
+
+// A tile of int8 of these tokens, each of which has its scales in front.
+inline void gather_numbers(const akv_layer *layer, const char *const *tokens, char *out) {
+    const int key_size = layer->key_size, value_size = layer->value_size;
+    for (int j = 0; j < TILE; ++j) {
+        memcpy(out + j * 2, tokens[j], 2);
+        memcpy(out + (TILE + j) * 2, tokens[j] + 2, 2);
+    }
+    out += 2 * TILE * 2;
+    for (int j = 0; j < TILE; ++j) {
+        spread(tokens[j] + 4, key_size, out + j);
+        memcpy(out + key_size * TILE + j * value_size, tokens[j] + 4 + key_size, static_cast<size_t>(value_size));
+    }
 }
 
 // Puts a tile together from pages that have none. Keys from .. to of those that start at token `base`; the others are 0.
@@ -45,12 +59,13 @@ inline void gather_tile(const Layout &layout, const Item &item, int head, int ba
         tokens[j] = j < from || j >= to ? nothing
                                         : layout.tile(item.pages[token / page_size], head, token % page_size);
     }
+    if (layer->kv_dtype == AKV_INT8) return gather_numbers(layer, tokens, out);
     uint32_t *words = reinterpret_cast<uint32_t *>(out);
     const int64_t key_bytes = layer->key_size * layout.item;
     for (int j = 0; j < TILE; ++j)
         spread(reinterpret_cast<const uint32_t *>(tokens[j]), static_cast<int>(key_bytes / 4), words + j);
     words += key_bytes / 4 * TILE;
-    if (layer->dtype == AKV_FP32) {
+    if (layer->kv_dtype == AKV_FP32) {
         for (int j = 0; j < TILE; ++j, words += value_size)
             memcpy(words, tokens[j] + key_bytes, static_cast<size_t>(value_size) * 4);
         return;
@@ -59,6 +74,21 @@ inline void gather_tile(const Layout &layout, const Item &item, int head, int ba
         interleave(reinterpret_cast<const uint16_t *>(tokens[j] + key_bytes),
                    reinterpret_cast<const uint16_t *>(tokens[j + 1] + key_bytes), value_size, words);
 }
+
+#if defined(__AVX512BF16__)
+// A tile of int8 as one of bf16, which holds these numbers exactly; scales stay in front of keys, whose place is given.
+inline void put_down_as_bf16(const akv_layer *layer, const char *keys, char *out) {
+    const int key_size = layer->key_size, value_size = layer->value_size;
+    memcpy(out - KEYS_BEHIND_SCALES, keys - KEYS_BEHIND_SCALES, KEYS_BEHIND_SCALES);
+    for (int i = 0; i < key_size; i += 2) store_pairs(out + i * TILE * 2, load_int8(keys + i * TILE), load_int8(keys + (i + 1) * TILE));
+    const char *values = keys + key_size * TILE;
+    out += key_size * TILE * 2;
+    // What the last vector of a row puts behind it, the next row overwrites.
+    for (int j = 0; j < TILE; j += 2, values += 2 * value_size, out += value_size * 4)
+        for (int v = 0; v < value_size; v += 16)
+            store_pairs(out + v * 4, load_int8(values + v), load_int8(values + value_size + v));
+}
+#endif
 
 // Asks for the tokens that gather_tile will read.
 ALWAYS_INLINE void ask_for_tokens(const Layout &layout, const Item &item, int head, int from, int to) {

@@ -26,6 +26,22 @@ inline F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _m
 inline F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline float first(F16 x) { return _mm256_cvtss_f32(x.a); }
 
+inline __m256 eight_int8(const char *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+}
+inline F16 load_int8(const void *p) {
+    const char *bytes = static_cast<const char *>(p);
+    return {eight_int8(bytes), eight_int8(bytes + 8)};
+}
+inline __m256 eight_bf16(const char *p) {
+    const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+}
+inline F16 load_bf16(const void *p) {
+    const char *bytes = static_cast<const char *>(p);
+    return {eight_bf16(bytes), eight_bf16(bytes + 16)};
+}
+
 inline float top(F16 x) {
     const __m256 m = _mm256_max_ps(x.a, x.b);
     __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));

@@ -26,6 +26,15 @@ inline float top(F16 a) { return _mm512_reduce_max_ps(a.v); }
 inline float sum(F16 a) { return _mm512_reduce_add_ps(a.v); }
 inline float first(F16 a) { return _mm512_cvtss_f32(a.v); }
 
+// 16 whole numbers, 16 bf16.
+inline F16 load_int8(const void *p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))))};
+}
+inline F16 load_bf16(const void *p) {
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))};
+}
+
 // Lanes from .. to of a, and `other` elsewhere.
 inline F16 within(F16 a, int from, int to, float other) {
     const unsigned below_to = to >= 16 ? 0xffffu : (1u << to) - 1, below_from = (1u << from) - 1;
@@ -53,6 +62,11 @@ inline uint64_t folded(W16 a) {
 #if defined(__AVX512BF16__)
 inline F16 dot(F16 sums, W16 a, uint32_t pair) {
     return {_mm512_dpbf16_ps(sums.v, (__m512bh)a.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)))};
+}
+// Two vectors of numbers that are exact in bf16, element by element side by side.
+inline void store_pairs(void *p, F16 low, F16 high) {
+    const __m512i words = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low.v), 16), _mm512_castps_si512(high.v));
+    _mm512_storeu_si512(p, words);
 }
 inline void store_bf16(void *p, F16 a) {
     const __m256bh rounded = _mm512_cvtneps_pbh(a.v);

@@ -97,6 +97,22 @@ inline F16 low_halves(W16 w) {
 inline F16 high_halves(W16 w) {
     return each([&](int i) { return as_floats(w.v[i] & 0xffff0000u); });
 }
+inline F16 load_int8(const void *p) {
+    int8_t numbers[16];
+    memcpy(numbers, p, sizeof numbers);
+    return each([&](int i) {
+        const int8_t *four = numbers + 4 * i;
+        return __builtin_convertvector(I4{four[0], four[1], four[2], four[3]}, V4);
+    });
+}
+inline F16 load_bf16(const void *p) {
+    uint16_t halves[16];
+    memcpy(halves, p, sizeof halves);
+    return each([&](int i) {
+        const uint16_t *four = halves + 4 * i;
+        return as_floats(U4{four[0], four[1], four[2], four[3]} << 16);
+    });
+}
 inline W16 mix(W16 a, W16 b) {
     for (int i = 0; i < 4; ++i) a.v[i] ^= b.v[i];
     return a;
