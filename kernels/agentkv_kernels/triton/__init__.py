@@ -1,0 +1,1 @@
+"""Attention for CUDA in Triton. Importing this imports no triton; `backend` does."""
