@@ -87,3 +87,15 @@ def test_without_a_cuda_device_the_backend_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BackendUnavailable, match="torch finds none for cuda"):
         get_backend("triton", "cuda")
+
+
+def test_the_benchmark_of_gpus_says_in_words_and_by_its_code_that_there_is_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    script = CASES.parents[2] / "benchmarks" / "gpu.py"
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "needs a CUDA device, and torch finds none" in done.stderr or "triton is not installed" in done.stderr
+    assert "--interpret" in done.stderr

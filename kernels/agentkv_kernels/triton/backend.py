@@ -140,7 +140,7 @@ class TritonBackend:
         with _on(store.device):
             _attend(mine, layer, query, metadata, tiles, kind, scale, softcap, sinks, out)
             if tiles.merge is not None:
-                _merge(tiles.merge, kind, sinks, out)
+                _merge(tiles, tiles.merge, kind, sinks, out)
         return out
 
     @torch.no_grad()
@@ -193,8 +193,8 @@ def _attend(
             views.values,
             views.page_stride,
             out,
-            tiles.merge.out if tiles.merge else out,
-            tiles.merge.lse if tiles.merge else out,
+            tiles.part_out,
+            tiles.part_lse,
             metadata.page_table,
             metadata.page_table.stride(0),
             launch.described,
@@ -224,10 +224,10 @@ def _attend(
         )
 
 
-def _merge(merge: Merge, kind: LayerKind, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
+def _merge(tiles: StepTiles, merge: Merge, kind: LayerKind, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
     merge_parts[(merge.tokens.shape[0], kind.num_heads)](
-        merge.out,
-        merge.lse,
+        tiles.part_out,
+        tiles.part_lse,
         out,
         merge.tokens,
         merge.starts,

@@ -7,6 +7,7 @@ takes for them on compute capabilities 8.0 and 9.0: no variable of a loop is spi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -51,6 +52,7 @@ class Blocks:
         return self.wide // self.heads
 
 
+@lru_cache(maxsize=256)
 def blocks_for(spec: LayerSpec, num_heads: int) -> Blocks:
     """The blocks for a layer under so many query heads."""
     key_size, value_size = _power_of_two(spec.key_size), _power_of_two(spec.value_size)

@@ -66,11 +66,7 @@ class Merge:
     starts: torch.Tensor
     """int32 [n + 1]: the parts of token i are parts[starts[i]] .. parts[starts[i + 1] - 1]."""
     parts: torch.Tensor
-    """int32: rows of `out` and `lse`."""
-    out: torch.Tensor
-    """fp32 [num_parts, num_heads, value_size], where parts wait; layers use it in turns."""
-    lse: torch.Tensor
-    """fp32 [num_parts, num_heads]"""
+    """int32: rows of `StepTiles.part_out` and `part_lse`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +77,10 @@ class StepTiles:
     rows: torch.Tensor
     """int32: the packed tokens, and behind them those of each shared run."""
     merge: Merge | None
+    part_out: torch.Tensor
+    """fp32 [num_parts, num_heads, value_size] as one run, where parts wait; layers use it in turns."""
+    part_lse: torch.Tensor
+    """fp32 [num_parts, num_heads], log-sum-exps in powers of two."""
 
 
 def plan_tiles(metadata: AttentionMetadata, kind: LayerKind) -> StepTiles:
@@ -99,13 +99,15 @@ def plan_tiles(metadata: AttentionMetadata, kind: LayerKind) -> StepTiles:
         for (block_rows, warps), each in zip(sizes, sent[:2], strict=True)
         if each.numel()
     )
-    merge = None
-    if num_parts:
-        shape = (num_parts, kind.num_heads, kind.value_size)
-        out = torch.empty(shape, dtype=torch.float32, device=metadata.device)
-        lse = torch.empty(shape[:2], dtype=torch.float32, device=metadata.device)
-        merge = Merge(tokens=sent[3], starts=sent[4], parts=sent[5], out=out, lse=lse)
-    return StepTiles(launches, sent[2], merge)
+    place = torch.empty(max(1, num_parts * kind.num_heads * (kind.value_size + 1)), device=metadata.device)
+    part_lse = place[: num_parts * kind.num_heads]
+    return StepTiles(
+        launches=launches,
+        rows=sent[2],
+        merge=Merge(tokens=sent[3], starts=sent[4], parts=sent[5]) if num_parts else None,
+        part_out=place[part_lse.numel() :],
+        part_lse=part_lse,
+    )
 
 
 def keys_read(metadata: AttentionMetadata, kind: LayerKind) -> int:
