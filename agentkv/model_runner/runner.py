@@ -15,6 +15,7 @@ from agentkv.errors import InternalError, ModelError
 from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, plan
 
 from .attention import AttentionCall, AttentionSwitch, handling
+from .decode_graphs import DecodeGraphs, are_replayable
 from .layers import AttentionLayers
 from .rope import FrozenRope
 
@@ -149,6 +150,9 @@ class ModelRunner:
         self._switch = switch
         self._rope = rope
         self._layer_of = layers.index()
+        self._graphs: DecodeGraphs | None = None
+        if are_replayable(backend, store):
+            self._graphs = DecodeGraphs(self.forward_decodes, store, context_limit=context_limit)
 
     @property
     def vocab_size(self) -> int:
@@ -164,9 +168,26 @@ class ModelRunner:
     def run(self, sequences: Sequence[PackedSequence]) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
         with _translated():
+            replayed = None if self._graphs is None else self._graphs.run(sequences)
+            if replayed is not None:
+                return replayed.logits
             return forward_packed(self.model, sequences, self.store, self.backend, self._layer_of)
+
+    def forward_decodes(self, token_ids: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """One token of each sequence, all on the device: logits [num_seqs, vocab]. Launches, and waits for nothing."""
+        attention = _PagedAttention(self.store, self.backend, metadata, self._layer_of)
+        with torch.inference_mode(), handling(attention):
+            output = self.model(
+                input_ids=token_ids[None],
+                position_ids=metadata.positions[None],
+                use_cache=False,
+                logits_to_keep=torch.arange(len(token_ids), device=token_ids.device),
+            )
+        logits: Tensor = output.logits[0]
+        return logits
 
     def close(self) -> None:
         """Give the model its own attention and RoPE back. A second call does nothing."""
+        self._graphs = None
         self._switch.restore()
         self._rope.restore()

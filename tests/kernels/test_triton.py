@@ -14,26 +14,26 @@ import torch
 
 from agentkv_kernels import BackendUnavailable, get_backend
 
-CASES = Path(__file__).parent / "triton_cases.py"
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ("tests/kernels/triton_cases.py", "tests/model_runner/triton_cases.py")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 interpreted = pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="TRITON_INTERPRET is set for this process")
 
 
 @needs_triton
 def test_the_kernels_equal_attentions_definition_in_the_interpreter() -> None:
-    """One process for all of `triton_cases.py`: the interpreter is a process's choice, and other tests' is another."""
+    """One process for all of them: the interpreter is a process's choice, and other tests' is another."""
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(CASES)]
-    root = CASES.parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *CASES]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed[1]) > 50, done.stdout
+    assert int(passed[1]) > 45, done.stdout
     assert "skipped" not in done.stdout
 
 
@@ -44,7 +44,7 @@ def test_the_kernels_compile_for_cuda_devices(tmp_path: Path, monkeypatch: pytes
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from agentkv_kernels.triton.device import attention, copy_pages, merge, store_kv
+    from agentkv_kernels.triton.device import attend_tiles, copy_pages, merge_parts, store_kv
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pointers = {
@@ -58,7 +58,7 @@ def test_the_kernels_compile_for_cuda_devices(tmp_path: Path, monkeypatch: pytes
     heads = {"KV_HEADS": 2, "GROUP": 3, "HEADS": 3, "NUM_HEADS": 6, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK": 1024}
     options = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), True)
     known = {**sizes, **heads, **options, "INTERPRETED": False}
-    for kernel in (attention.attend_tiles, merge.merge_parts, store_kv.store_kv, copy_pages.copy_pages):
+    for kernel in (attend_tiles, merge_parts, store_kv, copy_pages):
         names = [each.name for each in kernel.params]
         constants = {name: known[name] for name in names if name in known}
         signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
@@ -94,7 +94,7 @@ def test_the_benchmark_of_gpus_says_in_words_and_by_its_code_that_there_is_none(
         pytest.skip("there is a CUDA device here")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    script = CASES.parents[2] / "benchmarks" / "gpu.py"
+    script = ROOT / "benchmarks" / "gpu.py"
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "needs a CUDA device, and torch finds none" in done.stderr or "triton is not installed" in done.stderr

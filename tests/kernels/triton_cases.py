@@ -63,6 +63,11 @@ def assert_exact(step: PagedStep, **options: Any) -> None:
     torch.testing.assert_close(out.double(), step.expected_at_length(**options), rtol=rtol, atol=atol)
 
 
+def _shown(value: object) -> str:
+    """A parameter's part of a test's name."""
+    return {id(WHOLE): "whole", id(PARTED): "parted"}.get(id(value), str(value))
+
+
 def _spec(dtype: torch.dtype = FP32, kv_heads: int = 2, key_size: int = 32, value_size: int = 32) -> LayerSpec:
     return LayerSpec(kv_heads, key_size, value_size, dtype)
 
@@ -72,7 +77,7 @@ def _spec(dtype: torch.dtype = FP32, kv_heads: int = 2, key_size: int = 32, valu
     [
         (1, 1, range(5)),
         (4, 1, range(17)),
-        (4, 3, (0, 1, 2, 3, 4, 5, 13, 14)),
+        (4, 3, (0, 1, 2, 3, 5, 14)),
         (3, 2, (0, 1, 2, 11)),
         (16, 1, (14, 15, 16, 31, 63, 64)),
         (16, 18, (0, 13, 14, 15)),
@@ -93,18 +98,19 @@ def test_any_heads_and_sizes(kv_heads: int, group: int, key_size: int, value_siz
     assert_exact(step, scale=key_size**-0.5)
 
 
-@pytest.mark.parametrize("backend", [WHOLE, PARTED], ids=["whole", "parted"])
 @pytest.mark.parametrize(
-    ("window", "options"),
+    ("backend", "window", "options"),
     [
-        (1, {}),
-        (5, {"softcap": 2.0}),
-        (17, {"sinks": True}),
-        (40, {"softcap": 30.0, "sinks": True}),
-        (2**40, {}),
-        (None, {"softcap": 30.0, "sinks": True}),
+        (WHOLE, 1, {}),
+        (WHOLE, 5, {"softcap": 2.0}),
+        (WHOLE, 17, {"sinks": True}),
+        (WHOLE, 2**40, {}),
+        (WHOLE, None, {"softcap": 30.0, "sinks": True}),
+        (PARTED, 40, {"softcap": 30.0, "sinks": True}),
+        (PARTED, None, {"softcap": 2.0}),
+        (PARTED, 17, {}),
     ],
-    ids=str,
+    ids=_shown,
 )
 def test_windows_softcaps_and_sinks(backend: TritonBackend, window: int | None, options: dict[str, Any]) -> None:
     options = {**options, "window": window}
@@ -114,9 +120,11 @@ def test_windows_softcaps_and_sinks(backend: TritonBackend, window: int | None, 
     assert_exact(step, **options)
 
 
-@pytest.mark.parametrize("backend", [WHOLE, PARTED], ids=["whole", "parted"])
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize(
+    ("backend", "dtype", "window"),
+    [(WHOLE, BF16, None), (WHOLE, FP16, 9), (PARTED, BF16, 9), (PARTED, FP16, None)],
+    ids=_shown,
+)
 def test_low_precision_stays_within_its_own_rounding(
     backend: TritonBackend, dtype: torch.dtype, window: int | None
 ) -> None:
@@ -131,7 +139,7 @@ def test_a_long_chunk_in_tiles_of_many_tokens() -> None:
 
 def test_scores_that_grow_from_block_to_block_lose_nothing() -> None:
     for backend in (WHOLE, PARTED):
-        step = paged_step(backend, [1, 3], [90, 50], spec=_spec(kv_heads=1), num_heads=2, page_size=16)
+        step = paged_step(backend, [1, 3], [70, 30], spec=_spec(kv_heads=1), num_heads=2, page_size=16)
         for i, (pages, key) in enumerate(zip(step.page_tables, step.keys, strict=True)):
             key *= torch.linspace(0, 8, len(key))[:, None, None]
             slots = torch.tensor([pages[i // 16] * 16 + i % 16 for i in range(len(key))])
@@ -216,7 +224,7 @@ def _steps_over(
         ("three levels", PARTED, FP32, {"window": 9}),
         ("two levels", PARTED, BF16, {"sinks": True}),
     ],
-    ids=lambda value: ("parted" if value is PARTED else "whole") if isinstance(value, TritonBackend) else str(value),
+    ids=_shown,
 )
 def test_sequences_that_read_shared_pages_together_answer_as_they_do_apart(
     tree: str, backend: TritonBackend, dtype: torch.dtype, options: dict[str, Any]

@@ -21,11 +21,9 @@ from ..metadata import AttentionMetadata
 from ..reference import ReferenceBackend
 from ..store import KVStore, LayerSpec
 from .blocks import blocks_for
-from .device.attention import attend_tiles
-from .device.merge import merge_parts
-from .device.store_kv import store_kv
+from .device import attend_tiles, merge_parts, store_kv
 from .store import PageMajorStore, why_unsupported
-from .tiles import LayerKind, Merge, StepTiles, keys_read, plan_tiles
+from .tiles import LayerKind, Merge, StepTiles, keys_read, plan_key, plan_tiles
 
 __all__ = ["INTERPRETED", "TritonBackend"]
 
@@ -49,6 +47,8 @@ class TritonBackend:
     """
 
     name = "triton"
+    shares_runs = True
+    """Pages of `metadata.shared` are read once for all of their sequences."""
 
     def __init__(self, device: torch.device, *, least_keys: int = 256, programs: int | None = None) -> None:
         """Raises BackendUnavailable where the device cannot run the kernels.
@@ -133,7 +133,7 @@ class TritonBackend:
         mine, spec = _mine(store), store.spec(layer)
         check_query(query, spec, metadata, window=window, sinks=sinks)
         kind = self._kind(mine, spec, query.shape[1], window)
-        tiles = metadata.once(("triton", kind), lambda: plan_tiles(metadata, kind))
+        tiles = metadata.once(plan_key(kind), lambda: plan_tiles(metadata, kind))
         query = query if query.stride(-1) == 1 else query.contiguous()
         sinks = None if sinks is None else sinks.to(torch.float32).contiguous()
         out = torch.empty(query.shape[0], query.shape[1], spec.value_size, dtype=query.dtype, device=query.device)

@@ -19,9 +19,21 @@ from ..checks import check_step
 from ..metadata import AttentionMetadata
 from .blocks import Blocks
 
-__all__ = ["LayerKind", "Merge", "StepTiles", "Tiles", "keys_read", "plan_tiles"]
+__all__ = [
+    "HostTiles",
+    "LayerKind",
+    "Merge",
+    "StepTiles",
+    "Tiles",
+    "host_tiles",
+    "keys_read",
+    "launches_of",
+    "make_parts",
+    "plan_key",
+    "plan_tiles",
+]
 
-Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Ints: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +93,91 @@ class StepTiles:
     """fp32 [num_parts, num_heads, value_size] as one run, where parts wait; layers use it in turns."""
     part_lse: torch.Tensor
     """fp32 [num_parts, num_heads], log-sum-exps in powers of two."""
+    keys_read: int
+    """Keys that all tiles read for each KV head."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTiles:
+    """`StepTiles` before they are sent: int32 arrays."""
+
+    narrow: Ints
+    wide: Ints
+    rows: Ints
+    merge_tokens: Ints
+    merge_starts: Ints
+    merge_parts: Ints
+    keys_read: int
+    """Keys that all tiles read for each KV head."""
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.merge_parts)
 
 
 def plan_tiles(metadata: AttentionMetadata, kind: LayerKind) -> StepTiles:
     """The tiles of one step for one kind of layer. Costs a few dozen operations on small arrays and one copy."""
+    host = host_tiles(metadata, kind)
+    arrays = (host.narrow, host.wide, host.rows, host.merge_tokens, host.merge_starts, host.merge_parts)
+    flat = torch.from_numpy(np.concatenate([each.reshape(-1) for each in arrays]))
+    sent = torch.split(flat.to(metadata.device, non_blocking=True), [each.size for each in arrays])
+    part_out, part_lse = make_parts(host.num_parts, kind, metadata.device)
+    return StepTiles(
+        launches=launches_of(sent[0], sent[1], kind.blocks),
+        rows=sent[2],
+        merge=Merge(tokens=sent[3], starts=sent[4], parts=sent[5]) if host.num_parts else None,
+        part_out=part_out,
+        part_lse=part_lse,
+        keys_read=host.keys_read,
+    )
+
+
+def host_tiles(metadata: AttentionMetadata, kind: LayerKind) -> HostTiles:
+    """The same on the host; the page table is read once, which waits for the device where it lies on one."""
     check_step(metadata, num_pages=kind.num_pages, page_size=kind.page_size)
     rows, tiles, wide = _host_tiles(metadata, kind)
-    num_parts, merged = _place_parts(rows, tiles, metadata.num_tokens)
+    merge_tokens, merge_starts, merge_parts = _place_parts(rows, tiles, metadata.num_tokens)
     # The longest first: what is left at the end, when the device empties, is short.
     order = np.argsort(tiles["first"] - tiles["stop"], kind="stable")
-    described = np.stack([tiles[name] for name in _FIELDS], axis=1)[order]
-    parts = [described[~wide[order]], described[wide[order]], rows, *merged]
-    sent = _send(parts, metadata.device)
-    sizes = ((kind.blocks.narrow, 4), (kind.blocks.wide, kind.blocks.wide_warps))
-    launches = tuple(
-        Tiles(block_rows, warps, each.view(-1, len(_FIELDS)))
-        for (block_rows, warps), each in zip(sizes, sent[:2], strict=True)
-        if each.numel()
+    described = np.stack([tiles[name] for name in _FIELDS], axis=1)[order].astype(np.int32)
+    wide = wide[order]
+    return HostTiles(
+        narrow=described[~wide],
+        wide=described[wide],
+        rows=rows.astype(np.int32),
+        merge_tokens=merge_tokens,
+        merge_starts=merge_starts,
+        merge_parts=merge_parts,
+        keys_read=_keys_read(tiles, kind),
     )
-    place = torch.empty(max(1, num_parts * kind.num_heads * (kind.value_size + 1)), device=metadata.device)
-    part_lse = place[: num_parts * kind.num_heads]
-    return StepTiles(
-        launches=launches,
-        rows=sent[2],
-        merge=Merge(tokens=sent[3], starts=sent[4], parts=sent[5]) if num_parts else None,
-        part_out=place[part_lse.numel() :],
-        part_lse=part_lse,
+
+
+def launches_of(narrow: torch.Tensor, wide: torch.Tensor, blocks: Blocks) -> tuple[Tiles, ...]:
+    """A launch for each of the two that has tiles."""
+    sizes = ((narrow, blocks.narrow, 4), (wide, blocks.wide, blocks.wide_warps))
+    return tuple(
+        Tiles(block_rows, warps, each.view(-1, len(_FIELDS))) for each, block_rows, warps in sizes if each.numel()
     )
+
+
+def make_parts(num_parts: int, kind: LayerKind, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for so many parts: sums and log-sum-exps."""
+    room = torch.empty(max(1, num_parts * kind.num_heads * (kind.value_size + 1)), device=device)
+    return room[num_parts * kind.num_heads :], room[: num_parts * kind.num_heads]
 
 
 def keys_read(metadata: AttentionMetadata, kind: LayerKind) -> int:
-    """Keys that the tiles read for each KV head, one counted as often as it is read."""
-    tiles = _host_tiles(metadata, kind)[1]
+    """Keys that the tiles read for each KV head, one counted as often as it is read. Free where the step is planned."""
+    planned = metadata.memo.get(plan_key(kind))
+    return planned.keys_read if planned is not None else _keys_read(_host_tiles(metadata, kind)[1], kind)
+
+
+def plan_key(kind: LayerKind) -> tuple[str, LayerKind]:
+    """Under which a step keeps its plan for a kind of layer."""
+    return ("triton", kind)
+
+
+def _keys_read(tiles: dict[str, Ints], kind: LayerKind) -> int:
     return int((tiles["stop"] - tiles["first"]).sum()) * kind.programs_per_tile // kind.kv_heads
 
 
@@ -218,8 +283,8 @@ def _cut_by_keys(tiles: dict[str, Ints], wide: np.ndarray[Any, Any], kind: Layer
     return which_tile
 
 
-def _place_parts(rows: Ints, tiles: dict[str, Ints], num_tokens: int) -> tuple[int, list[Ints]]:
-    """Give each tile whose tokens have other tiles too a place for its part; how many rows that takes, and who merges.
+def _place_parts(rows: Ints, tiles: dict[str, Ints], num_tokens: int) -> list[Ints]:
+    """Give each tile whose tokens have other tiles too a place for its part; the tokens, starts and parts of `Merge`.
 
     A token of which one tile is such has all of its tiles so.
     """
@@ -232,19 +297,12 @@ def _place_parts(rows: Ints, tiles: dict[str, Ints], num_tokens: int) -> tuple[i
     taken = np.where(in_parts, num_rows, 0)
     tiles["partial"] = np.where(in_parts, np.cumsum(taken) - taken, -1)
     if not in_parts.any():
-        empty = np.zeros(0, np.int64)
-        return 0, [empty, empty, empty]
+        return [np.zeros(0, np.int32)] * 3
     # Rows of parts are counted in the order of the tiles, so the i-th row that is left is part i.
     merging = tokens[in_parts[owner]]
     parts = np.argsort(merging, kind="stable")
     merged, first = np.unique(merging[parts], return_index=True)
-    return len(parts), [merged, np.append(first, len(parts)), parts]
-
-
-def _send(arrays: list[Any], device: torch.device) -> list[torch.Tensor]:
-    """Each array as int32 on the device, all in one copy."""
-    flat = torch.from_numpy(np.concatenate([each.reshape(-1) for each in arrays]).astype(np.int32))
-    return list(torch.split(flat.to(device, non_blocking=True), [each.size for each in arrays]))
+    return [each.astype(np.int32) for each in (merged, np.append(first, len(parts)), parts)]
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+__all__ = ["attend_tiles"]
+
 
 @triton.jit
 def bent(scores, softcap):
@@ -140,6 +142,9 @@ def attend_tiles(
     tile = tiles + tl.program_id(0) * 8
     first_row = tl.load(tile)
     num_rows = tl.load(tile + 1)
+    if num_rows == 0:
+        # A replayed step has room for more tiles than it needs.
+        return
     table = page_table + tl.load(tile + 2).to(tl.int64) * table_stride
     first = tl.load(tile + 3)
     full_first = tl.load(tile + 4)

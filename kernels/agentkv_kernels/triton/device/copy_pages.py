@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+__all__ = ["BLOCK", "copy_pages"]
+
 BLOCK = 1024
 """Words of 8 bytes that one program moves."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+__all__ = ["merge_parts"]
+
 
 @triton.jit
 def merge_parts(
@@ -22,7 +24,8 @@ def merge_parts(
 ):
     """Program (i, h) writes head h of tokens[i] from its parts, the rows parts[starts[i]] .. parts[starts[i + 1] - 1].
 
-    Log-sum-exps are in powers of two; -inf is a part that saw no key, and weighs nothing.
+    Log-sum-exps are in powers of two; -inf is a part that saw no key, and weighs nothing. Without parts it writes
+    nothing: a step that is replayed has room for more tokens than merge.
     """
     i = tl.program_id(0)
     head = tl.program_id(1)
@@ -33,7 +36,9 @@ def merge_parts(
         top = tl.load(sinks + head) * 1.4426950408889634
         total = 1.0
     acc = tl.zeros([BLOCK_V], tl.float32)
-    for place in range(tl.load(starts + i), tl.load(starts + i + 1)):
+    first = tl.load(starts + i)
+    stop = tl.load(starts + i + 1)
+    for place in range(first, stop):
         part = tl.load(parts + place).to(tl.int64) * NUM_HEADS + head
         lse = tl.load(partial_lse + part)
         new_top = tl.maximum(top, lse)
@@ -46,4 +51,5 @@ def merge_parts(
         top = new_top
     token = tl.load(tokens + i).to(tl.int64)
     place = (token * NUM_HEADS + head) * VALUE_SIZE + v
-    tl.store(out + place, (acc / total).to(out.dtype.element_ty), mask=v < VALUE_SIZE)
+    if first < stop:
+        tl.store(out + place, (acc / total).to(out.dtype.element_ty), mask=v < VALUE_SIZE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+__all__ = ["store_kv"]
+
 
 @triton.jit
 def store_kv(
