@@ -15,6 +15,7 @@ from agentkv.errors import InternalError, ModelError
 from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, SharedRun, plan
 
 from .attention import AttentionCall, AttentionSwitch, handling
+from .decode_graphs import DecodeGraphs, are_replayable
 from .kv_read import KVRead, KVReads
 from .layers import AttentionLayers
 from .own_forward import Attend, OwnForward
@@ -179,6 +180,9 @@ class ModelRunner:
         self._reads = KVReads(layers, store, backend)
         self.kv_read = KVRead()
         """What the last run read of keys and values."""
+        self._graphs: DecodeGraphs | None = None
+        if are_replayable(backend, store):
+            self._graphs = DecodeGraphs(self.forward_decodes, store, context_limit=context_limit)
 
     @property
     def vocab_size(self) -> int:
@@ -203,14 +207,32 @@ class ModelRunner:
             own = None  # What somebody does to the model while it is served, its own forward shows.
         self.kv_read = KVRead()
         with _translated():
+            replayed = None if self._graphs is None else self._graphs.run(sequences, shared)
+            if replayed is not None:
+                self.kv_read = self._reads.of(replayed.metadata)
+                return replayed.logits
             logits, metadata = forward_packed(
                 self.model, sequences, self.store, self.backend, self._layer_of, shared, own
             )
             self.kv_read = self._reads.of(metadata)
         return logits
 
+    def forward_decodes(self, token_ids: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """One token of each sequence, all on the device: logits [num_seqs, vocab]. Launches, and waits for nothing."""
+        attention = _PagedAttention(self.store, self.backend, metadata, self._layer_of)
+        with torch.inference_mode(), handling(attention):
+            output = self.model(
+                input_ids=token_ids[None],
+                position_ids=metadata.positions[None],
+                use_cache=False,
+                logits_to_keep=torch.arange(len(token_ids), device=token_ids.device),
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
     def close(self) -> None:
         """Give the model its own attention and RoPE back. A second call does nothing."""
         self._own = None
+        self._graphs = None
         self._switch.restore()
         self._rope.restore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -106,7 +107,22 @@ def _cpu(device: torch.device) -> Backend:
     return CpuBackend()
 
 
-_factories: dict[str, BackendFactory] = {"cpu": _cpu, "reference": lambda device: ReferenceBackend()}
+def _triton(device: torch.device) -> Backend:
+    # Triton is imported when its kernels are asked for, and not with the package.
+    if find_spec("triton") is None:
+        raise BackendUnavailable("triton is not installed; pip install 'agentkv-runtime[cuda]' brings it")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(f"the triton backend needs a CUDA device, and torch finds none for {device}")
+    from .triton.backend import TritonBackend
+
+    return TritonBackend(device)
+
+
+_factories: dict[str, BackendFactory] = {
+    "cpu": _cpu,
+    "reference": lambda device: ReferenceBackend(),
+    "triton": _triton,
+}
 _preferred = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference")}
 
 

@@ -41,7 +41,7 @@ def plain_is_registered(monkeypatch):
 def test_without_a_name_the_device_chooses():
     if not choose_backend().passed_over:
         assert get_backend().name == "cpu"
-    assert get_backend(None, "cuda").name == "reference"
+    assert get_backend(None, "cuda").name == ("triton" if torch.cuda.is_available() else "reference")
     assert get_backend(None, "meta").name == "reference"
 
 
@@ -53,7 +53,7 @@ def test_a_registered_backend_is_chosen_by_name_only():
 
 @pytest.mark.usefixtures("plain_is_registered")
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(UnknownBackend, match=r"'fast'; known are cpu, plain, reference"):
+    with pytest.raises(UnknownBackend, match=r"'fast'; known are cpu, plain, reference, triton"):
         get_backend("fast")
 
 
@@ -152,10 +152,10 @@ def test_the_public_names_are_sorted_and_exist():
     assert all(hasattr(agentkv_kernels, name) for name in agentkv_kernels.__all__)
 
 
-def test_the_package_imports_neither_the_runtime_nor_transformers():
+def test_the_package_imports_neither_the_runtime_nor_transformers_nor_triton():
     code = (
         "import sys, agentkv_kernels; "
-        "print([m for m in ('agentkv', 'agentkv_radix', 'transformers') if m in sys.modules])"
+        "print([m for m in ('agentkv', 'agentkv_radix', 'transformers', 'triton') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_child_env(), check=True)
     assert run.stdout.strip() == "[]"

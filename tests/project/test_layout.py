@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -26,7 +27,7 @@ PACKAGES = {
 }
 WITH_TORCH = {"__main__", "checking", "engine", "model_runner", "sampling"}
 HEAVY = ("numpy", "torch", "transformers")
-OF_USERS = ("adapters", "openai", "server")
+OF_USERS = ("adapters", "cuda", "openai", "server")
 """Extras whose libraries the package itself imports."""
 
 
@@ -95,6 +96,9 @@ def importable_modules() -> list[str]:
     names = list(PACKAGES)
     for package, folder in PACKAGES.items():
         names += [module.name for module in pkgutil.walk_packages([str(folder)], f"{package}.")]
+    if importlib.util.find_spec("triton") is None:
+        needing = ("agentkv_kernels.triton.backend", "agentkv_kernels.triton.device")
+        names = [name for name in names if not name.startswith(needing)]
     return sorted(name for name in names if not name.endswith("__main__"))
 
 
