@@ -246,15 +246,15 @@ def test_sequences_that_read_shared_pages_together_answer_as_they_do_apart(
 
 
 def test_more_tokens_over_a_shared_run_than_one_program_takes() -> None:
-    tables = [[1, 2, 3 + i] for i in range(9)]
+    tables = [[1, 2, 3 + i] for i in range(5)]
     store, draw = WHOLE.make_store([_spec(kv_heads=1)], 12, 4, "cpu"), torch.Generator().manual_seed(3)
     key, value = (torch.randn(48, 1, 32, generator=draw) for _ in range(2))
     WHOLE.store_kv(store, 0, key, value, torch.arange(48))
-    lens = [3] * 9, [8] * 9
-    query = torch.randn(27, 4, 32, generator=draw)
-    # 27 tokens of 4 heads are two tiles of 16 tokens; with a window of 3 only some tokens of either see the run.
+    lens = [3] * 5, [8] * 5
+    query = torch.randn(15, 4, 32, generator=draw)
+    # 15 tokens of 4 heads are two tiles of up to 8; with a window of 3 only some tokens of either see the run.
     for window in (None, 3):
-        apart, together = (plan(*lens, tables, page_size=4, shared=s) for s in ([], [SharedRun(tuple(range(9)), 0, 2)]))
+        apart, together = (plan(*lens, tables, page_size=4, shared=s) for s in ([], [SharedRun(tuple(range(5)), 0, 2)]))
         one, other = (WHOLE.attend(store, 0, query, step, scale=0.2, window=window) for step in (apart, together))
         torch.testing.assert_close(other, one, rtol=0, atol=BOUNDS[FP32][1])
 
