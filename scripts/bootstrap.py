@@ -28,8 +28,8 @@ OLDEST = (3, 11)
 UNFINISHED = ".agentkv-unfinished"
 STAMP = ".agentkv-stamp.json"
 # For Python 3.11 on Linux, rounded up: what is downloaded, and the room for .venv, caches and model.
-TORCH_MB, REST_MB, MODEL_MB = 200, 415, 95
-ROOM_MB, ROOM_MB_WITH_TORCH = 3500, 2500
+TORCH_MB, REST_MB, MODEL_MB = 200, 125, 95
+ROOM_MB, ROOM_MB_WITH_TORCH = 2500, 1500
 
 NO_ROOM = r"No space left on device|Errno 28\b|Disk quota exceeded"
 NO_NETWORK = (
@@ -245,7 +245,7 @@ def announce(machine: Machine, torch: str, lent: str) -> None:
         print("  torch       {}: about {} MB as a CPU build. On Linux some package".format(torch, TORCH_MB))
         print("              indexes answer with a CUDA build of several GB; to choose another, stop this")
         print("              (Ctrl-C) and name it, for instance: make {} TORCH='{}+cpu'".format(machine.goal, PIN))
-    print("  the rest    about {} MB: transformers, triton, and the tools that make test needs".format(REST_MB))
+    print("  the rest    about {} MB: transformers, and the tools that make test needs".format(REST_MB))
     print("  a model     about {} MB, fetched at its first use, kept in your cache folder".format(MODEL_MB))
     total = REST_MB + MODEL_MB + (0 if lent else TORCH_MB)
     print("  in all      about {} MB and 2 to 6 minutes, once".format(total), flush=True)

@@ -74,6 +74,15 @@ class _PagedAttention:
 
         return attend
 
+    def check_all_called(self, model: PreTrainedModel) -> None:
+        """Raise ModelError unless every layer came by."""
+        if self.num_calls != len(self._layer_of):
+            raise ModelError(
+                f"{self.num_calls} of {len(self._layer_of)} layers of {type(model).__name__} read pages: another "
+                f"attention implementation was set on the model, or on its config, while it was served. Close the "
+                f"Runtime first."
+            )
+
 
 def forward_packed(
     model: PreTrainedModel,
@@ -125,11 +134,7 @@ def forward_packed(
             # With nobody asking, one row is still computed: some heads cannot take an empty selection.
             logits_to_keep=torch.tensor(rows or [len(token_ids) - 1], device=device),
         )
-    if attention.num_calls != len(layer_of):
-        raise ModelError(
-            f"{attention.num_calls} of {len(layer_of)} layers of {type(model).__name__} read pages: another attention "
-            f"implementation was set on the model, or on its config, while it was served. Close the Runtime first."
-        )
+    attention.check_all_called(model)
     logits: Tensor = output.logits[0]
     return logits if rows else logits[:0], metadata
 
@@ -227,6 +232,7 @@ class ModelRunner:
                 use_cache=False,
                 logits_to_keep=torch.arange(len(token_ids), device=token_ids.device),
             )
+        attention.check_all_called(self.model)
         logits: Tensor = output.logits[0]
         return logits
 

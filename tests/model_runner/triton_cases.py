@@ -55,19 +55,16 @@ def _decodes(*which: int, further: int = 0) -> list[PackedSequence]:
 
 
 def test_steps_that_are_replayed_give_what_they_give_as_they_come(runner: ModelRunner) -> None:
-    graphs = DecodeGraphs(runner.forward_decodes, runner.store, context_limit=32, capture=run_again, sizes=(1, 3))
-    shared = [SharedRun((0, 1), 0, 1)]
-    steps: list[tuple[list[PackedSequence], list[SharedRun], int]] = [
-        (_decodes(0, 1), [], 3),
-        (_decodes(2), [], 1),
-        (_decodes(1, 0, further=1), [], 3),
-        (_decodes(2, further=1), [], 1),
-        ([*_decodes(0, further=2), *_decodes(2, further=2)], shared, 3),
+    graphs = DecodeGraphs(runner.forward_decodes, runner.store, context_limit=32, capture=run_again, sizes=(3, 8))
+    steps: list[tuple[list[PackedSequence], list[SharedRun]]] = [
+        (_decodes(0, 1), []),
+        ([*_decodes(1, 0, further=1), *_decodes(2)], []),
+        ([*_decodes(0, further=2), *_decodes(2, further=1)], [SharedRun((0, 1), 0, 1)]),
     ]
-    for step, runs, size in steps:
+    for step, runs in steps:
         replayed = graphs.run(step, runs)
         assert replayed is not None
-        assert replayed.metadata.num_seqs == size
+        assert replayed.metadata.num_seqs == 3
         torch.testing.assert_close(replayed.logits, runner.run(step), rtol=0, atol=1e-4)
 
 

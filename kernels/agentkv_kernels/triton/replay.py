@@ -64,13 +64,12 @@ class _Tiles:
         )
 
     def write(self, host: HostTiles) -> None:
-        """Put a step in; what is left over becomes nothing. One copy to the device."""
+        """Put a step in; what is left over becomes nothing, for it is all zeros. One copy to the device."""
         filled = np.zeros(len(self._flat), np.int32)
         places = np.split(filled, np.cumsum(self._sizes)[:-1])
         arrays = (host.narrow, host.wide, host.rows, host.merge_tokens, host.merge_starts, host.merge_parts)
         for place, array in zip(places, arrays, strict=True):
             place[: array.size] = array.reshape(-1)
-        places[4][len(host.merge_starts) :] = host.num_parts
         self._flat.copy_(torch.from_numpy(filled))
 
 
