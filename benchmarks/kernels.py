@@ -1,6 +1,6 @@
 """How fast the attention kernels read pages: decode, prefill and shared prefixes, each against what bounds it.
 
-    python benchmarks/kernels.py [decode] [prefill] [shared] [--json] [--threads N] [--shape HEADSxKVxSIZE]
+    python benchmarks/kernels.py [decode] [prefill] [shared] [crossover] [--json] [--threads N] [--shape HEADSxKVxSIZE]
                                  [--dtype bf16|fp32] [--kv-dtype int8] [--backend cpu] [--rounds N]
 
 A round runs every layer once, layer after layer, so that no layer's keys and values are hot from the run before; all
@@ -13,7 +13,9 @@ that is compared takes turns in the same round, and figures are medians over rou
     shared   sequences over one prefix, read "together", once for all of them; "apart": the same kernel reads the same
              pages for each; "own pages": each sequence has pages of its own, as without a prefix cache. Apart finds the
              pages in the last levels of cache, so arithmetic bounds it, and both alike. The bytes are counted by the
-             kernel's own plan. The last rows show from which length on reading together pays.
+             kernel's own plan.
+    crossover  the same for so many sequences over shorter and shorter prefixes, and what the scheduler's rule says of
+             each: from which length on reading together pays, and from which on it is done.
 
 With --kv-dtype int8 pages hold that, and decode and prefill have "exact", the same backend over pages of the dtype.
 """
@@ -29,12 +31,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / part) for part in ("kernels", "radix", "."))
 
 import torch
 from machine import describe_machine
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentkv.scheduler import SharingRule
 from agentkv_kernels import AttentionMetadata, Backend, CpuBackend, KVStore, LayerSpec, SharedRun, get_backend, plan
 
 PAGE_SIZE = 16
@@ -213,8 +216,7 @@ def prefill_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]:
 def shared_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]:
     if not isinstance(backend, CpuBackend):
         return
-    cases = [(16, 2048, 64), (4, 2048, 64), *((8, prefix, 256) for prefix in (16, 32, 64, 128, 256, 512))]
-    for count, prefix, private in cases:
+    for count, prefix, private in ((16, 2048, 64), (4, 2048, 64)):
         pages, shared = [(prefix + private) // PAGE_SIZE] * count, prefix // PAGE_SIZE
         sequences = Sequences(backend, shape, shuffled_tables(pages, shared))
         distinct = Sequences(backend, shape, shuffled_tables(pages))
@@ -237,11 +239,39 @@ def shared_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]:
         ]
         ratios = {**ratios_to("together", found), "bytes": read[1] / read[0]}
         asked = (count, prefix) == (16, 2048)
-        targets = {"own pages / together": 1.5, "bytes": (16 * (2048 + 64)) / (2048 + 16 * 64)} if asked else {}
+        targets = (
+            {"apart / together": 1.5, "own pages / together": 1.5, "bytes": (16 * (2048 + 64)) / (2048 + 16 * 64)}
+            if asked
+            else {}
+        )
         yield Row("shared", f"{count} over {prefix:,}, {private} own each", found, read[0], ratios, targets)
 
 
-TABLES = {"decode": decode_rows, "prefill": prefill_rows, "shared": shared_rows}
+def crossover_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]:
+    if not backend.shares_runs:
+        return
+    longest, own = PREFIXES[-1] // PAGE_SIZE, OWN // PAGE_SIZE
+    for count in MEMBERS:
+        sequences = Sequences(backend, shape, shuffled_tables([longest + own] * count))
+        query, members = sequences.query(count), tuple(range(count))
+        for prefix in PREFIXES:
+            shared = prefix // PAGE_SIZE
+            tables = [sequences.tables[0][:shared] + table[longest:] for table in sequences.tables]
+            steps = {
+                name: plan([1] * count, [prefix + OWN - 1] * count, tables, page_size=PAGE_SIZE, shared=runs)
+                for name, runs in (("together", [SharedRun(members, 0, shared)]), ("apart", []))
+            }
+            timed = {name: sequences.attend(backend, step, query) for name, step in steps.items()}
+            found = medians(timed, sequences.num_layers, rounds)
+            megabytes = shape.spec.token_bytes * (prefix + count * OWN) / 1e6
+            done = "together" if SharingRule().cost(prefix, count) < count * prefix else "apart"
+            yield Row(
+                "crossover", f"{count} over {prefix:,}: {done}", found, megabytes, ratios_to("together", found), {}
+            )
+
+
+MEMBERS, PREFIXES, OWN = (2, 4, 8, 16), (32, 64, 96, 128, 192, 256, 512, 1024), 64
+TABLES = {"decode": decode_rows, "prefill": prefill_rows, "shared": shared_rows, "crossover": crossover_rows}
 
 
 def verdict(row: Row, ratio: str) -> str:
@@ -266,6 +296,17 @@ def print_table(name: str, rows: Sequence[Row], caption: str) -> None:
             row.name, *times, f"{row.megabytes:.1f}", f"{row.megabytes / row.milliseconds[columns[0]]:.1f}", *cells
         )
     Console(width=160).print(table)
+
+
+def crossover_in_words(rows: Sequence[Row]) -> str:
+    """From which of the measured lengths on reading together took less, for each number of sequences."""
+    told = []
+    for count in MEMBERS:
+        ratios = [row.ratios["apart / together"] for row in rows if row.name.startswith(f"{count} over ")]
+        slower = [place for place, ratio in enumerate(ratios) if ratio < 1]
+        first = slower[-1] + 1 if slower else 0
+        told.append(f"{count} sequences " + (f"from {PREFIXES[first]:,}" if first < len(ratios) else "nowhere"))
+    return f"together takes less: {', '.join(told)} shared tokens; the rule's: {SharingRule().keys_per_token:,}"
 
 
 def read_shape(text: str, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> Shape:
@@ -304,6 +345,8 @@ def main() -> None:
             found += rows
             if rows and not options.json:
                 print_table(name, rows, caption)
+            if name == "crossover" and rows and not options.json:
+                print(crossover_in_words(rows))
     if options.json:
         print(json.dumps({"machine": caption, "rows": [asdict(row) for row in found]}, indent=2))
 

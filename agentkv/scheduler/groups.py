@@ -28,18 +28,19 @@ class SharingRule:
     """What a group costs, counted in keys: as long as it takes to read one key of a decoding sequence from a page.
 
     A sequence that reads its pages alone costs their keys. A group reads its keys once, and has more to do for it: its
-    queries are put together, each gets one partial result more, and these are merged. The defaults are measured, see
-    "benchmarks/kernels.py shared"; kernels that differ much want others.
+    queries are put together, each gets one partial result more, and these are merged. What is read by one sequence
+    after another lies in the processor's cache from the second on, so it takes some hundred keys to pay for that. The
+    defaults are measured (`python benchmarks/kernels.py crossover`); kernels that differ much want others.
     """
 
-    keys_per_group: int = 64
-    keys_per_token: int = 16
+    keys_per_token: int = 448
+    """Of each token but one: so, for tokens of decoding sequences, a run of more keys than these pays."""
     most_tokens: int = 8
     """Of a chunk that takes part. A longer one reads a key for so many queries that it gains nothing."""
 
     def cost(self, num_keys: int, num_tokens: int) -> int:
         """Of one group: the keys of its pages, and the tokens that its sequences compute in the step."""
-        return num_keys + self.keys_per_group + self.keys_per_token * num_tokens
+        return num_keys + self.keys_per_token * (num_tokens - 1)
 
 
 @dataclass(slots=True, eq=False)

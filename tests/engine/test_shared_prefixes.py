@@ -74,7 +74,7 @@ def test_a_backend_that_shares_nothing_reads_as_much_as_apart(verdicts: Path) ->
 
 
 def test_runs_that_are_too_short_to_pay_are_read_apart(verdicts: Path) -> None:
-    rule = SharingRule(keys_per_group=2 * P, keys_per_token=0)
+    rule = SharingRule(keys_per_token=2 * P)
     with model_driver(tiny_model("llama"), verdicts, page_size=P, sharing=rule) as driver:
         # Two that share k pages save k * P keys a step.
         for pages, together in ((2, False), (3, True)):

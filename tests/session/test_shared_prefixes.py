@@ -24,7 +24,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Group, ...]]:
         return result
 
     def make(self: Scheduler, *arguments: Any, sharing: SharingRule | None, **options: Any) -> None:
-        made(self, *arguments, sharing=sharing and SharingRule(keys_per_group=0, keys_per_token=0), **options)
+        made(self, *arguments, sharing=sharing and SharingRule(keys_per_token=0), **options)
 
     monkeypatch.setattr(Scheduler, "plan", plan)
     monkeypatch.setattr(Scheduler, "__init__", make)

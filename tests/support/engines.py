@@ -27,7 +27,7 @@ __all__ = ["WHENEVER_POSSIBLE", "Cold", "Driver", "Letters", "cold", "hash_drive
 
 Tokens = tuple[int, ...]
 
-WHENEVER_POSSIBLE = SharingRule(keys_per_group=0, keys_per_token=0, most_tokens=1_000)
+WHENEVER_POSSIBLE = SharingRule(keys_per_token=0, most_tokens=1_000)
 """Prompts of tests are short: groups that would not pay are what is to be tested."""
 
 
