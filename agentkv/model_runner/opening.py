@@ -73,7 +73,7 @@ def open_runner(
     without it, so that rounding neither hides a wrong mask nor passes for one. `own_forward`: run the layers by a
     forward of ours where that was proven equal. `weights`: of how many bits they are multiplied in steps of few rows;
     None: of their own. Raises ModelUnsupported with the reason, ConfigError for a backend or a pool that cannot be.
-    Costs one decode step, the probe where no verdict is known, a packed copy of the weights, and no writing of the
+    Costs one decode step, the probe where no verdict is known, the rounding of `weights`, and no writing of the
     pool's memory.
     """
     device = model.device

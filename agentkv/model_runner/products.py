@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Packed", "Plain", "Product", "Weights", "can_pack", "linear_weights"]
+__all__ = ["Packed", "PackedOnUse", "Plain", "Product", "Weights", "can_pack", "linear_weights"]
 
 _PACKED_FOR_ROWS = 32
 """oneDNN lays a weight out for a number of rows; what it chooses for 32 was found to be as good for 1 and for 1,024."""
@@ -77,6 +77,19 @@ class Packed:
     def __call__(self, rows: Tensor) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
         return result
+
+
+class PackedOnUse:
+    """As `Packed`, made by the first call: a start waits for no weights, and the first step reads them anyway."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._packed: Packed | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self._packed is None:
+            self._packed = Packed(self._weights)
+        return self._packed(rows)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
