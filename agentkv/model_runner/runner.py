@@ -207,12 +207,12 @@ class ModelRunner:
 
     def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
-        own = self._own
-        if own is not None and (own.is_hooked or not self._switch.is_on):
-            own = None  # What somebody does to the model while it is served, its own forward shows.
+        own, graphs = self._own, self._graphs
+        if not self._switch.is_on or (own is not None and own.is_hooked):
+            own = graphs = None  # What somebody does to the model while it is served, its own forward shows.
         self.kv_read = KVRead()
         with _translated():
-            replayed = None if self._graphs is None else self._graphs.run(sequences, shared)
+            replayed = None if graphs is None else graphs.run(sequences, shared)
             if replayed is not None:
                 self.kv_read = self._reads.of(replayed.metadata)
                 return replayed.logits

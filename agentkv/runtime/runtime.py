@@ -88,18 +88,16 @@ class Runtime(RuntimeHandle):
     ) -> None:
         """Check the options and return at once; nothing is loaded before `start` or the first awaited call.
 
-        model                   a built-in name ("smollm2-135m"), a local folder, a .gguf file, a hub id, or a
-                                loaded transformers model, which answers as before while it is served, and after
+        model                   a built-in name ("smollm2-135m"), a folder, a .gguf file, a hub id, or a loaded
+                                transformers model, which answers as before while it is served, and after
         tokenizer               of a model that comes without one; a path, a hub id or an object
         adapter                 a LoRA folder or hub id, merged at load (needs peft)
         chat_template           a template's text, or the Path of a file, instead of the tokenizer's own
-        dtype                   "auto": a model object keeps its own; else bf16 where the processor multiplies it,
-                                fp32 elsewhere. Or "float32", "bfloat16", "float16" ("fp32", "bf16", "fp16"), or a
-                                torch dtype
+        dtype                   "auto": a model object keeps its own; else bf16 where the processor multiplies it, or
+                                fp32. "float32", "bfloat16", "float16" ("fp32", "bf16", "fp16"), or a torch dtype
         weights                 "int8" or "int4": on CPUs, in bf16, steps of few rows multiply weights of so many bits
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
-        kv_dtype                "int8": keys and values in about half the memory of bf16; answers are then near those of
-                                the model, and no longer exact. By default they are kept as the model computes them
+        kv_dtype                "int8": half of bf16's memory, and answers no longer exact; None: as the model has them
         threads                 torch's threads, which are the whole process's; None leaves them as they are
         context_limit           tokens of prompt and answer together; by default the model's own
         page_size               tokens a page
@@ -117,11 +115,10 @@ class Runtime(RuntimeHandle):
 
         Raises ConfigError for a wrong option, TypeError for an unknown one.
         """
-        if isinstance(chat_template, Path):
-            chat_template = read_template(chat_template)
+        template = read_template(chat_template) if isinstance(chat_template, Path) else chat_template
         self._config = RuntimeConfig(
             model=model, tokenizer=tokenizer, adapter=adapter, revision=revision, trust_remote_code=trust_remote_code,
-            chat_template=chat_template, dtype=dtype, weights=weights, device=device, backend=backend,
+            chat_template=template, dtype=dtype, weights=weights, device=device, backend=backend,
             kv_dtype=kv_dtype, threads=threads, context_limit=context_limit, page_size=page_size,
             num_pages=num_pages, memory=memory, max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs, share_prefixes=share_prefixes, max_queue=max_queue, on_full=on_full,

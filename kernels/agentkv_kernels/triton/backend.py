@@ -154,6 +154,8 @@ class TritonBackend:
         self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
     ) -> int:
         """Keys that `attend` reads for each KV head, one counted as often as it is read. `token_bytes` each."""
+        if isinstance(store, HeadMajorStore):
+            return self._reference.keys_read(store, layer, metadata, num_heads=num_heads, window=window)
         mine = _mine(store)
         return keys_read(metadata, self._kind(mine, store.spec(layer), num_heads, window))
 
