@@ -259,7 +259,7 @@ class Runtime(RuntimeHandle):
         trust_remote_code: bool = False,
         chat_template: str | Path | None = None,
         dtype: Any = "auto",
-        weights: None = None,
+        weights: Literal["int8", "int4"] | None = None,
         device: str | None = None,
         backend: str | None = None,
         kv_dtype: Any = None,

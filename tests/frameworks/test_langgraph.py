@@ -17,6 +17,7 @@ from support.agent_turns import (
     Turn,
     check_resent_history,
     find_book,
+    find_one_of_two,
     librarian,
     shelf_of,
 )
@@ -70,9 +71,9 @@ async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(clie
         return await handler(request.override(tool_choice="find_book" if asked else "none"))
 
     async with Runtime("smollm2-135m") as runtime, client_of(runtime) as client:
-        model = chat_model(client, runtime.model_name, max_tokens=48, temperature=0.0)
+        model = chat_model(client, runtime.model_name, max_tokens=32, temperature=0.0)
         graph = langchain_agents.create_agent(
-            model, [find_book, shelf_of], system_prompt=INSTRUCTIONS, middleware=[call_first]
+            model, [find_one_of_two, shelf_of], system_prompt=INSTRUCTIONS, middleware=[call_first]
         )
         state = await graph.ainvoke({"messages": [("user", QUESTION)]})
         state = await graph.ainvoke({"messages": [*state["messages"], ("user", FOLLOW_UP)]})

@@ -17,6 +17,7 @@ from support.agent_turns import (
     Turn,
     check_resent_history,
     find_book,
+    find_one_of_two,
     in_odd_cuts,
     librarian,
     nth_answer,
@@ -120,7 +121,8 @@ async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(clie
     async with Runtime("smollm2-135m") as runtime, client_of(runtime) as client:
         # Required for the first call of each run; the runner goes back to "auto" by itself.
         agent = an_agent(
-            "porter", client, runtime.model_name, tool_choice="find_book", max_tokens=24, temperature=0.0
+            "porter", client, runtime.model_name, tool_choice="find_book", max_tokens=32, temperature=0.0
         )  # fmt: skip
+        agent.tools = [agents.function_tool(find_one_of_two), agents.function_tool(shelf_of)]
         _, turns = await two_questions(agent)
         check_resent_history(turns, runtime, "library", least=4)

@@ -17,6 +17,7 @@ from support.agent_turns import (
     Turn,
     check_resent_history,
     find_book,
+    find_one_of_two,
     librarian,
     shelf_of,
     thoughtful,
@@ -25,14 +26,14 @@ from support.agent_turns import (
 pydantic_ai = pytest.importorskip("pydantic_ai", reason="the extra `frameworks` is not installed: no pydantic-ai")
 
 
-def an_agent(client: Any, model: str, **settings: Any) -> Any:
+def an_agent(client: Any, model: str, *, find: Any = find_book, **settings: Any) -> Any:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
     return pydantic_ai.Agent(
         OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client)),
         instructions=INSTRUCTIONS,
-        tools=[find_book, shelf_of],
+        tools=[find, shelf_of],
         model_settings={"openai_prompt_cache_key": "library", **settings},
     )
 
@@ -82,7 +83,7 @@ def a_call_first(context: Any) -> dict[str, Any]:
 @pytest.mark.real_model
 async def test_a_real_model_that_calls_and_answers_finds_its_history_cached(client_of: Any) -> None:
     async with Runtime("smollm2-135m") as runtime, client_of(runtime) as client:
-        agent = an_agent(client, runtime.model_name, max_tokens=24, temperature=0.0)
+        agent = an_agent(client, runtime.model_name, find=find_one_of_two, max_tokens=32, temperature=0.0)
         first = await agent.run(QUESTION, model_settings=a_call_first)
         last = await agent.run(FOLLOW_UP, message_history=first.all_messages(), model_settings=a_call_first)
         check_resent_history(turns_of(last.all_messages()), runtime, "library", least=4)

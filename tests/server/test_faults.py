@@ -84,10 +84,10 @@ def in_prefill(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
     def install(engine: Any) -> None:
         run = engine._run
 
-        def fail(chunks: Any) -> Any:
+        def fail(chunks: Any, *groups: Any) -> Any:
             if any(_name(engine, chunk) == BAD for chunk in chunks):
                 raise Injected("prefill")
-            return run(chunks)
+            return run(chunks, *groups)
 
         patch.setattr(engine, "_run", fail)
 

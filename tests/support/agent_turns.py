@@ -21,6 +21,7 @@ __all__ = [
     "Turn",
     "check_resent_history",
     "find_book",
+    "find_one_of_two",
     "in_odd_cuts",
     "librarian",
     "nth_answer",
@@ -38,6 +39,15 @@ LAST_ANSWER = "The atlas is lent until Friday."
 def find_book(title: str, section: Literal["maps", "novels"]) -> str:
     """Look a book up by its title."""
     return f"{title}: number 7, in {section}"
+
+
+def find_one_of_two(title: Literal["atlas", "novel"], section: Literal["maps", "novels"]) -> str:
+    """Look a book up by its title."""
+    return find_book(title, section)
+
+
+# For real models, whose calls are short and whole then, whatever they would say.
+find_one_of_two.__name__ = "find_book"
 
 
 def shelf_of(numbers: list[int], lent: bool) -> str:
@@ -112,7 +122,10 @@ def thoughtful() -> Callable[[Any], str | Answer]:
     """One question: a call with reasoning before it, a call without, and the last answer."""
     return nth_answer(
         [
-            Answer(reasoning="A map. " * 20, calls=[("find_book", {"title": "atlas", "section": "maps"})]),
+            Answer(
+                reasoning="A map. " * 20,
+                calls=[("find_book", {"title": "atlas", "section": "maps"})],
+            ),
             Answer(calls=[("shelf_of", {"numbers": [7], "lent": False})]),
             LAST_ANSWER,
         ]
