@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -22,6 +21,9 @@ _log = logging.getLogger("agentkv")
 
 _PACKED_SHARE = 0.25
 """Of the available memory, which a second copy of the weights may take: the pool takes as much of the rest."""
+
+_LEAST_PACKED = 2**16
+"""Elements of weights that are packed: a call of oneDNN costs 14 us before it multiplies, torch's own linear 3."""
 
 
 def require_low_bit(weights: Bits, device: torch.device, dtype: torch.dtype) -> None:
@@ -44,7 +46,10 @@ def make_own_forward(shape: DecoderShape, name: str, bits: Bits | None = None) -
     if packed and shape.linear_bytes > available_memory() * _PACKED_SHARE:
         _log.info("%s: no memory for a packed copy of %.2f GiB of weights", name, shape.linear_bytes / 2**30)
         packed = False
-    plain: Callable[[Weights], Product] = PackedOnUse if packed else Plain
+
+    def plain(weights: Weights) -> Product:
+        return PackedOnUse(weights) if packed and weights.num_elements >= _LEAST_PACKED else Plain(weights)
+
     kinds = "packed" if packed else "as they lie"
     if bits is None:
         own = OwnForward(shape, plain)

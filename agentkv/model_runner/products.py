@@ -28,6 +28,10 @@ class Weights:
     biases: tuple[Tensor | None, ...]
 
     @property
+    def num_elements(self) -> int:
+        return sum(weight.numel() for weight in self.weights)
+
+    @property
     def num_bytes(self) -> int:
         return sum(weight.numel() * weight.element_size() for weight in self.weights)
 
