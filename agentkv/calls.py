@@ -38,13 +38,15 @@ class Call:
     """Special tokens that are text of the answer all the same, by id: those that mark calls and reasoning."""
     make_mask: Callable[[int], TokenMask] | None = None
     """Makes the mask of each choice, by its index: which tokens may come next; the seam for grammars."""
+    makes_text: bool = True
+    """Whether the engine makes text of the tokens, which stop strings need; else whoever reads them does."""
     arrived: float = 0.0
     """When the call was made, on the engine's clock, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokensAdded:
-    """New tokens of one choice, with the text that became certain."""
+    """New tokens of one choice, with the text that became certain; "" where the engine makes no text."""
 
     call_id: int
     index: int

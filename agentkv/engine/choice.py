@@ -15,7 +15,7 @@ __all__ = ["Choice"]
 
 
 class Choice:
-    """Takes sampled tokens one at a time; knows the text so far and when the answer has ended."""
+    """Takes sampled tokens one at a time; knows when the answer has ended, and the text so far if the call wants it."""
 
     def __init__(self, call: Call, index: int, tokenizer: Any) -> None:
         self.index = index
@@ -25,7 +25,10 @@ class Choice:
         mask = call.make_mask(index) if call.make_mask is not None else None
         self.sampling = SamplingState(call.params, call.prompt_token_ids, choice=index, seed=call.seed, mask=mask)
         self._call = call
-        self._detokenizer = Detokenizer(tokenizer, call.params.stop, keep=call.kept_special_tokens)
+        if call.makes_text:
+            self._detokenizer = Detokenizer(tokenizer, call.params.stop, keep=call.kept_special_tokens)
+        else:
+            self._detokenizer = Detokenizer(None, call.params.stop)
         self._logprobs: list[TokenLogprobs] = []
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None, now: float) -> TokensAdded:

@@ -12,6 +12,7 @@ from agentkv.chat import Scribe, Traits, TurnReader
 from agentkv.namespaces import namespace_of
 from agentkv.report import ServedBy
 from agentkv.session import FirstCallAlone, ProducedTexts, ProducedTurns, Question
+from agentkv.streams import Written
 from agentkv.tool_calls import ToolCallTally
 from agentkv.tools import AnswerFormat, Tool
 from agentkv.tools.vocabulary import vocabulary_of
@@ -81,8 +82,13 @@ class Opened:
             end_token_ids=frozenset(question.params.stop_token_ids) | ends,
             kept_special_tokens=question.kept_special_tokens,
             make_mask=question.make_mask,
+            makes_text=bool(question.params.stop),
             arrived=self.clock(),
         )
+
+    def written(self, call: Call) -> Written | None:
+        """What makes text of a call's tokens beside the engine; None where the engine does it itself."""
+        return None if call.makes_text else Written(call, self.tokenizer)
 
     @property
     def pool(self) -> str:

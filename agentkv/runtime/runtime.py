@@ -433,7 +433,7 @@ class Runtime(RuntimeHandle):
         except BaseException:
             self._gate.leave()
             raise
-        return Submitted(worker, call.call_id, mailbox)
+        return Submitted(worker, call.call_id, mailbox, opened.written(call))
 
     def session_opened(self) -> None:
         """Count one more session, a fork or not."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from agentkv.calls import Update
 
@@ -41,15 +42,42 @@ def post(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> boo
     return True
 
 
+class _WakeUps:
+    """What is to be run soon on one loop, by one wake-up for all: each costs the engine's thread a system call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: deque[Callable[[], None]] = deque()
+        self._waking = False
+
+    def add(self, callback: Callable[[], None]) -> None:
+        """Called on the engine's thread; the callback must not raise."""
+        self._due.append(callback)
+        if not self._waking:
+            self._waking = True
+            post(self._loop, self._run)
+
+    def _run(self) -> None:
+        # First, so that whoever adds to what is taken here already posts again: once too often, and never too seldom.
+        self._waking = False
+        while self._due:
+            self._due.popleft()()
+
+
+_wake_ups: WeakValueDictionary[asyncio.AbstractEventLoop, _WakeUps] = WeakValueDictionary()
+"""Of each loop on which a mailbox lives: the mailboxes hold them."""
+
+
 class Mailbox:
     """Updates of one call, put in by the engine's thread and taken out on one event loop.
 
     The engine waits for no reader: what is not read yet stands here, and one wake-up a time is on its way however
-    many updates came.
+    many updates came, and to however many mailboxes of a loop.
     """
 
     def __init__(self, on_admitted: Callable[[], None] = lambda: None) -> None:
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self._wake_ups = _wake_ups.get(loop) or _wake_ups.setdefault(loop, _WakeUps(loop))
         self._updates: deque[Update] = deque()
         self._arrived = asyncio.Event()
         self._waking = False
@@ -60,7 +88,7 @@ class Mailbox:
         self._updates.extend(updates)
         if not self._waking:
             self._waking = True
-            post(self._loop, self._wake)
+            self._wake_ups.add(self._wake)
 
     def admitted(self) -> None:
         """Called on the engine's thread."""

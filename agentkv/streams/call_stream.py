@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Self
 
 from agentkv.calls import CallFailed, ChoiceEnded, TokensAdded, Update
@@ -231,11 +232,17 @@ class CallStream(Stream):
             self._turn.left()
 
     def _take(self, updates: Sequence[Update]) -> None:
+        written = self._submitted.written if self._submitted is not None else None
         for update in updates:
             if isinstance(update, TokensAdded):
+                read = self._turn.read(update if written is None else written.added(update))
                 self._logprobs[update.index].extend(update.logprobs)
-                self._add(self._turn.read(update))
+                self._add(read)
             elif isinstance(update, ChoiceEnded):
+                if written is not None:
+                    if (held_back := written.rest(update)).text:
+                        self._add(self._turn.read(held_back))
+                    update = replace(update, reply=replace(update.reply, text=written.text(update.index)))
                 rest, reply = self._turn.end(update, counts=self._counts)
                 self._add(rest)
                 self._replies[update.index] = reply

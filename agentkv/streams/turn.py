@@ -12,6 +12,7 @@ from agentkv.reply import Reply
 from agentkv.worker import Worker
 
 from .bridge import Mailbox
+from .written import Written
 
 __all__ = ["Delta", "Submitted", "Turn"]
 
@@ -25,6 +26,8 @@ class Submitted:
     worker: Worker
     call_id: int
     mailbox: Mailbox
+    written: Written | None = None
+    """What makes text of its tokens; None where the engine does."""
 
 
 class Turn(Protocol):

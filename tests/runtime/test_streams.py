@@ -7,7 +7,8 @@ import contextlib
 import gc
 import logging
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from agentkv import ConfigError, QueueFull, Rate, Reply, Runtime, RuntimeClosed, Stream, TextDelta, TurnEnd
 from agentkv.calls import Call
+from agentkv.detokenizer import Delta, Detokenizer
 from agentkv.runtime.admission import Gate as Queue
 from agentkv.runtime.admission import RateLimits
 from agentkv.sampling_params import SamplingParams
@@ -96,6 +98,83 @@ async def test_what_is_not_read_is_merged_and_holds_the_engine_up_for_nobody(
             assert isinstance(other, Reply)
             events = [event async for event in stream]
         assert len(events) == 2
+
+
+async def test_the_engine_makes_text_for_stop_strings_alone_and_a_stream_that_nobody_reads_has_none_made(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_on: list[str] = []
+    append = Detokenizer.append
+
+    def noting(detokenizer: Detokenizer, token_ids: Iterable[int]) -> Delta:
+        delta = append(detokenizer, token_ids)
+        if delta.text:
+            made_on.append(threading.current_thread().name)
+        return delta
+
+    monkeypatch.setattr(Detokenizer, "append", noting)
+    here = threading.current_thread().name
+    async with talking(model) as runtime:
+        async with runtime.stream(PROMPT, max_tokens=24) as unread:
+            other = await runtime.generate(random_prompt(2, 5), max_tokens=30)
+            assert isinstance(other, Reply)
+            assert set(made_on) == {here}
+            assert len(made_on) <= 30
+            assert (await unread.reply()).text == text_of(EXPECTED)
+        made_on.clear()
+        stopped = await runtime.generate(PROMPT, max_tokens=24, stop=["no such text"])
+        assert isinstance(stopped, Reply)
+        assert stopped.text == text_of(EXPECTED)
+        assert set(made_on) == {"agentkv-engine"}
+
+
+async def test_streams_of_one_loop_are_woken_together(model: PreTrainedModel, gate: Gate) -> None:
+    woken = 0
+    async with talking(model) as runtime:
+        streams = [runtime.stream(random_prompt(seed, 5), max_tokens=20) for seed in range(6)]
+        gate.close()
+        replies = [asyncio.create_task(stream.reply()) for stream in streams]
+        await asyncio.to_thread(gate.arrived.wait, 60)
+        loop = asyncio.get_running_loop()
+        soon = loop.call_soon_threadsafe
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            nonlocal woken
+            woken += threading.current_thread().name == "agentkv-engine"
+            return soon(*arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "call_soon_threadsafe", counting)
+            before = gate.forwards
+            gate.open()
+            await asyncio.gather(*replies)
+            forwards = gate.forwards - before + 1
+        assert woken <= 2 * forwards + len(streams)
+
+
+async def test_a_tokenizer_that_raises_while_text_is_read_ends_its_own_call(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Detokenizer.append
+
+    def failing(detokenizer: Detokenizer, token_ids: Iterable[int]) -> Delta:
+        given = list(token_ids)
+        if threading.current_thread().name != "agentkv-engine":
+            reader = asyncio.current_task()
+            if reader is not None and reader.get_name() == "bad" and detokenizer.text:
+                raise ArithmeticError("detokenising")
+        return append(detokenizer, given)
+
+    monkeypatch.setattr(Detokenizer, "append", failing)
+    async with talking(model) as runtime:
+        good = asyncio.create_task(runtime.generate(PROMPT, max_tokens=24))
+        bad = asyncio.create_task(runtime.stream(random_prompt(3, 7), max_tokens=100).reply(), name="bad")
+        with pytest.raises(ArithmeticError, match="detokenising"):
+            await bad
+        reply = await good
+        assert isinstance(reply, Reply)
+        assert (reply.text, reply.token_ids) == (text_of(EXPECTED), EXPECTED)
+        idle_and_sound(runtime)
 
 
 async def test_deltas_over_a_preemption_join_to_the_final_text(model: PreTrainedModel) -> None:
