@@ -76,7 +76,7 @@ async def own_server(dtype: str, threads: int | None) -> AsyncIterator[str]:
 async def run_server(url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None]) -> ServerRun:
     """Every agent to its end over HTTP, one connection a call.
 
-    Raises SystemExit with the server's answer where it refuses a call, and where it had the prompts cached before.
+    Raises SystemExit with the server's answer where it refuses a call. The label says where it was not a fresh server.
     """
     url = url.rstrip("/")
     model, fields = await asyncio.to_thread(_model, url)
@@ -88,13 +88,14 @@ async def run_server(url: str, tokenizer: Any, workload: Workload, tick: Callabl
         tick()
         return _output_ids(body, tokenizer)
 
-    await asyncio.to_thread(_complete, url, _request(model, [1], fields))
+    unrelated = [workload.system[0] + 1]
+    await asyncio.to_thread(_complete, url, _request(model, unrelated, fields))
     began = time.perf_counter()
     conversations = await run_agents(workload, generate, run.positions)
     run.seconds = time.perf_counter() - began
     run.outputs = [conversation.outputs for conversation in conversations]
     if not run.was_fresh:
-        raise SystemExit(f"{url} had these prompts in its cache before the run; start that server anew for each run")
+        run.label += ": had these prompts in its cache before, start it anew"
     return run
 
 
