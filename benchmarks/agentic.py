@@ -4,7 +4,7 @@
     python benchmarks/agentic.py --dtype float32    # the same, and whether all answers are equal
     python benchmarks/agentic.py --only agentkv     # quick
     python benchmarks/agentic.py --only http        # agentkv in process and by `agentkv serve`
-    python benchmarks/agentic.py --url http://127.0.0.1:8080   # beside a server, for instance llama.cpp's
+    python benchmarks/agentic.py --only http --url http://127.0.0.1:8080   # beside a server: llama.cpp's, vLLM's
 
 Expected: agentkv first; a recompute ratio of 1.00 while the pool holds what the run touches (2x and 1x of the peak),
 above 1 at half of it; equal answers in fp32.
@@ -259,7 +259,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--only", choices=("agentkv", "http"), help="leave the other systems out")
     parser.add_argument(
-        "--url", action="append", default=[], help="an OpenAI-compatible server to run it on too; may be repeated"
+        "--url",
+        action="append",
+        default=[],
+        help="address of an OpenAI-compatible server, without /v1, to run it on too; started anew for each run, so "
+        "that its cache is empty; may be repeated",
     )
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, help="also write the rows here")

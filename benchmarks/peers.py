@@ -1,7 +1,8 @@
 """The agentic workload against a server that speaks OpenAI's completions protocol.
 
 Prompts go as token ids, so that every system reads the same ones. Token ids of the answer are taken from what the
-server says (llama.cpp: `return_tokens`; vLLM: `return_token_ids`); where it says nothing its text is encoded again.
+server says (agentkv and vLLM: `return_token_ids`; llama.cpp: `return_tokens`, shown with `verbose`); where it says
+nothing its text is encoded again. A field that only one server knows goes to that one alone: others refuse it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from workload import OUTPUT_TOKENS, Conversation, Positions, Workload, run_agents
 
 __all__ = ["ServerRun", "own_server", "run_server"]
+
+_OWN_FIELDS: dict[str, dict[str, Any]] = {"llamacpp": {"return_tokens": True, "verbose": True}}
+"""By what /v1/models names as owner: what its completions take beside the common fields."""
 
 
 class ServerRun:
@@ -40,6 +44,12 @@ class ServerRun:
             self.cached_tokens = None
         else:
             self.cached_tokens += cached
+
+    @property
+    def was_fresh(self) -> bool:
+        """False where the server read more from its cache than this run alone can have put there."""
+        computed = self.positions.distinct - self.positions.generated
+        return self.cached_tokens is None or self.cached_tokens <= self.positions.prompt_tokens - computed
 
 
 @asynccontextmanager
@@ -66,39 +76,48 @@ async def own_server(dtype: str, threads: int | None) -> AsyncIterator[str]:
 async def run_server(url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None]) -> ServerRun:
     """Every agent to its end over HTTP, one connection a call.
 
-    Raises SystemExit with the server's answer where it refuses a call.
+    Raises SystemExit with the server's answer where it refuses a call. The label says where it was not a fresh server.
     """
     url = url.rstrip("/")
-    model = await asyncio.to_thread(_model_name, url)
+    model, fields = await asyncio.to_thread(_model, url)
     run = ServerRun(f"{model} at {url}")
 
     async def generate(conversation: Conversation) -> list[int]:
-        body = await asyncio.to_thread(_complete, url, model, list(conversation.token_ids))
+        body = await asyncio.to_thread(_complete, url, _request(model, conversation.token_ids, fields))
         run.count(body)
         tick()
         return _output_ids(body, tokenizer)
 
-    await asyncio.to_thread(_complete, url, model, [1])
+    unrelated = [workload.system[0] + 1]
+    await asyncio.to_thread(_complete, url, _request(model, unrelated, fields))
     began = time.perf_counter()
     conversations = await run_agents(workload, generate, run.positions)
     run.seconds = time.perf_counter() - began
     run.outputs = [conversation.outputs for conversation in conversations]
+    if not run.was_fresh:
+        run.label += ": had these prompts in its cache before, start it anew"
     return run
 
 
-def _model_name(url: str) -> str:
+def _request(model: str, token_ids: Sequence[int], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """One call: greedy, of a fixed length, with `fields` beside those that agentkv and vLLM know."""
+    return {
+        "model": model, "prompt": list(token_ids), "max_tokens": OUTPUT_TOKENS, "temperature": 0.0,
+        "ignore_eos": True, "return_token_ids": True, **fields,
+    }  # fmt: skip
+
+
+def _model(url: str) -> tuple[str, dict[str, Any]]:
+    """The first model's name, and the fields that this server alone takes."""
     try:
-        return str(_ask(f"{url}/v1/models")["data"][0]["id"])
+        first = _ask(f"{url}/v1/models")["data"][0]
+        return str(first["id"]), _OWN_FIELDS.get(first.get("owned_by"), {})
     except (KeyError, IndexError) as error:
         raise SystemExit(f"{url}/v1/models does not answer as an OpenAI server does: no {error}") from error
 
 
-def _complete(url: str, model: str, token_ids: list[int]) -> dict[str, Any]:
-    request = {
-        "model": model, "prompt": token_ids, "max_tokens": OUTPUT_TOKENS, "temperature": 0.0, "ignore_eos": True,
-        "cache_prompt": True, "return_tokens": True, "return_token_ids": True,
-    }  # fmt: skip
-    return _ask(f"{url}/v1/completions", request)
+def _complete(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    return _ask(f"{url}/v1/completions", body)
 
 
 def _ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -92,10 +92,13 @@ class Positions:
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
         self.prompt_tokens = 0
+        self.generated = 0
+        """Positions of answers that ran, which a later prompt may find cached without its having been computed."""
 
     def ran(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Note one call."""
         self.prompt_tokens += len(prompt)
+        self.generated += len(output) - 1
         digest = blake2b(digest_size=16)
         for token_id in [*prompt, *output[:-1]]:
             digest.update(token_id.to_bytes(4, "little"))
