@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from agentkv_kernels import Backend, LayerSpec, PagesData, SharedRun, get_backend, plan
 
-__all__ = ["Check", "checks"]
+__all__ = ["Check", "checks", "kv_dtypes"]
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
 # Probabilities and the result are rounded once each; values stay below 6. The interpreter cuts off what a device
 # rounds, so eps and not half of it. fp32 sums of some thousand products differ by their order.
 BOUNDS = {FP32: (0.0, 2e-5), BF16: (2 * 2**-7, 5 * 2**-7), FP16: (2 * 2**-10, 5 * 2**-10)}
@@ -53,9 +54,20 @@ class Case:
 
 def checks(backend: Backend, device: torch.device, *, tiny: bool) -> Iterator[Check]:
     """Every kernel once for each way it is compiled; `tiny` is for the interpreter."""
+    known = kv_dtypes(device)
     for case in (*_tiny_cases(),) if tiny else (*_tiny_cases(), *_cases()):
-        yield attention_check(backend, device, case)
+        if case.spec.kv_dtype in (None, *known):
+            yield attention_check(backend, device, case)
     yield from _page_checks(backend, device)
+    for kv_dtype in known:
+        for dtype in (BF16, FP32):
+            yield _bits_check(backend, device, LayerSpec(2, 48, 64, dtype, kv_dtype=kv_dtype))
+
+
+def kv_dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+    """What pages may hold on this device in place of a layer's own dtype."""
+    has_fp8 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+    return (INT8, FP8) if has_fp8 else (INT8,)
 
 
 def attention_check(backend: Backend, device: torch.device, case: Case) -> Check:
@@ -78,9 +90,9 @@ def attention_check(backend: Backend, device: torch.device, case: Case) -> Check
         for (each, layer), store in zip(pairs, stores, strict=True):
             there = torch.tensor([*slots, 1], device=device)
             each.store_kv(store, 0, key.to(layer.dtype), value.to(layer.dtype), there)
-    if case.shared:
-        # A later sequence has written the shared pages anew, for both alike.
-        stores[1].import_pages(range(num_pages), _widened(stores[0].export_pages(range(num_pages))))
+    if case.shared or spec.is_quantized:
+        # A later sequence has written shared pages anew, and rounding is no error of the kernels: both read the same.
+        stores[1].import_pages(range(num_pages), _widened(stores[0].export_pages(range(num_pages)), spec))
     query = torch.randn(sum(case.query_lens), case.num_heads, spec.key_size, generator=draw).to(spec.dtype).to(device)
     metadata = plan(case.query_lens, case.context_lens, tables, page_size=page_size, device=device, shared=case.shared)
     options = dict(case.options)
@@ -130,8 +142,33 @@ def _tables(lens: Sequence[int], page_size: int, shared: Sequence[SharedRun]) ->
     return tables, sum(counts) + 3
 
 
-def _widened(pages: PagesData) -> PagesData:
-    return PagesData([each.float() for each in pages.keys], [each.float() for each in pages.values])
+def _widened(pages: PagesData, spec: LayerSpec) -> PagesData:
+    """One layer's pages in fp32, without scales."""
+    keys, values = (each[0].float() for each in (pages.keys, pages.values))
+    if not spec.is_quantized:
+        return PagesData([keys], [values])
+    key_scales, value_scales = pages.scales[0].float().split(1, -1)
+    return PagesData([keys * key_scales], [values * value_scales])
+
+
+def _bits_check(backend: Backend, device: torch.device, spec: LayerSpec) -> Check:
+    """Vectors of every size, of zeros and of what is not finite: the device keeps what the reference keeps."""
+    draw = torch.Generator().manual_seed(1)
+    sizes = 10.0 ** torch.randint(-30, 30, (400, spec.kv_heads, 1), generator=draw)
+    key, value = (
+        (torch.randn(400, spec.kv_heads, size, generator=draw) * sizes).to(spec.dtype)
+        for size in (spec.key_size, spec.value_size)
+    )
+    key[3], value[5, 0, 1], key[6, 1, 0] = 0.0, float("nan"), float("inf")
+    found = []
+    for each, where in ((backend, device), (get_backend("reference"), torch.device("cpu"))):
+        store = each.make_store([spec], 25, 16, where)
+        each.store_kv(store, 0, key.to(where), value.to(where), torch.arange(400, device=where))
+        pages = store.export_pages(range(25))
+        # NaN has many bits.
+        found.append([pages.keys[0].view(torch.uint8), pages.values[0].view(torch.uint8), pages.scales[0].nan_to_num()])
+    same = all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    return Check(f"bits of {spec.kv_dtype} from {spec.dtype}", 0.0 if same else float("inf"))
 
 
 def _error(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float:
@@ -149,6 +186,10 @@ def _tiny_cases() -> Iterator[Case]:
     yield Case("softcap and sinks", small, 4, [1, 7], [45, 30], 4, {"softcap": 30.0, "sinks": True})
     yield Case("values of 24, keys of 80, bf16", LayerSpec(1, 80, 24, BF16), 3, [1, 20], [33, 9])
     yield Case("fp16", LayerSpec(2, 32, 32, FP16), 2, [1, 20], [33, 9])
+    for kv_dtype in (INT8, FP8):
+        for dtype in (FP32, BF16, FP16):
+            spec = LayerSpec(2, 32, 24, dtype, kv_dtype=kv_dtype)
+            yield Case(f"pages of {kv_dtype}, {dtype}", spec, 4, [1, 20], [33, 9], 8, {"window": 30})
     tree = (SharedRun((0, 1, 2), 0, 1), SharedRun((0, 1), 1, 1), SharedRun((0, 1), 2, 1))
     yield Case("shared tree of depth 3", small, 6, [1, 2, 1, 1], [30, 29, 14, 5], 8, {}, tree)
     yield Case("shared tree and window", small, 6, [1, 2, 1, 1], [30, 29, 14, 5], 8, {"window": 11}, tree)
@@ -169,6 +210,9 @@ def _cases() -> Iterator[Case]:
         for dtype, dtype_name in ((BF16, "bf16"), (FP32, "fp32")):
             spec = LayerSpec(kv_heads, key_size, value_size, dtype)
             yield Case(f"{name}, {dtype_name}", spec, heads, *lens)
+        for kv_dtype in (INT8, FP8):
+            spec = LayerSpec(kv_heads, key_size, value_size, BF16, kv_dtype=kv_dtype)
+            yield Case(f"{name}, pages of {kv_dtype}", spec, heads, *lens)
     llama = LayerSpec(8, 128, 128, BF16)
     for page_size in (1, 8, 32):
         yield Case(f"pages of {page_size}", llama, 32, *lens, page_size)
@@ -179,4 +223,6 @@ def _cases() -> Iterator[Case]:
     contexts = [1024 + 512 + 112 + 9 * i for i in range(40)]
     queries = [1 + 30 * (i % 7 == 0) for i in range(40)]
     for options in ({}, {"window": 700}):
-        yield Case(f"40 sequences over a shared tree {options or ''}", llama, 32, queries, contexts, 16, options, many)
+        for kv_dtype in (None, INT8, FP8):
+            name = f"40 sequences over a shared tree {options or ''} {kv_dtype or ''}"
+            yield Case(name, replace(llama, kv_dtype=kv_dtype), 32, queries, contexts, 16, options, many)

@@ -6,7 +6,10 @@ import torch
 
 __all__ = ["device_name", "dtype_name"]
 
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+_DTYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8",
+}  # fmt: skip
 
 
 def dtype_name(dtype: torch.dtype) -> str:

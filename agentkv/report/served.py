@@ -26,7 +26,7 @@ class ServedBy:
     page_size: int
     pool_bytes: int
     kv_dtype: str = ""
-    """What pages hold: "int8", or the model's own, which "" stands for."""
+    """What pages hold: "int8", "fp8", or the model's own, which "" stands for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ _UNITS = {
 }
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SHORT_DTYPES = ("bf16", "fp16", "fp32")
-_KV_DTYPES = ("auto", "int8")
+_KV_DTYPES = ("auto", "int8", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,9 @@ class RuntimeConfig:
         make_policy(self.policy)
 
     @property
-    def quantizes_kv(self) -> bool:
-        """Whether pages hold int8 instead of the model's own dtype."""
-        return self.kv_dtype not in (None, "auto")
+    def kept_as(self) -> str | None:
+        """What pages hold instead of the model's own dtype: "int8", "fp8", or None."""
+        return _kv_dtype_name(self.kv_dtype)
 
     @property
     def memory_bytes(self) -> int | None:
@@ -172,13 +172,20 @@ def _check_dtype(dtype: object) -> None:
 
 
 def _check_kv_dtype(kv_dtype: object) -> None:
-    torch = sys.modules.get("torch")
-    named = kv_dtype is None or (isinstance(kv_dtype, str) and kv_dtype in _KV_DTYPES)
-    if not named and not (torch is not None and kv_dtype is torch.int8):
+    exact = kv_dtype is None or (isinstance(kv_dtype, str) and kv_dtype == "auto")
+    if not exact and _kv_dtype_name(kv_dtype) is None:
         raise ConfigError(
             f"kv_dtype={kv_dtype!r} is not known; known are {', '.join(_KV_DTYPES)}: auto keeps keys and values as the "
             f"model computes them"
         )
+
+
+def _kv_dtype_name(kv_dtype: object) -> str | None:
+    """ "int8" or "fp8", by name or as torch's own; None for all else."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(kv_dtype, torch.dtype):
+        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(kv_dtype)
+    return kv_dtype if isinstance(kv_dtype, str) and kv_dtype != "auto" and kv_dtype in _KV_DTYPES else None
 
 
 def _check_device(device: object) -> None:

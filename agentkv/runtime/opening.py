@@ -130,7 +130,7 @@ def open_engine(
         identity = fingerprint(
             loaded,
             weights=config.weights,
-            kv_dtype="int8" if config.quantizes_kv else None,
+            kv_dtype=config.kept_as,
             rope=rope_regime(model, context_limit),
         )
         still_wanted()
@@ -146,7 +146,7 @@ def open_engine(
                 memory=config.memory_bytes,
                 backend=config.backend,
                 weights=config.weights,
-                kv_dtype=torch.int8 if config.quantizes_kv else None,
+                kv_dtype={None: None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.kept_as],
             )
         undo.append(runner.close)
         still_wanted()

@@ -97,7 +97,7 @@ class Runtime(RuntimeHandle):
                                 fp32. "float32", "bfloat16", "float16" ("fp32", "bf16", "fp16"), or a torch dtype
         weights                 "int8" or "int4": on CPUs, in bf16, steps of few rows multiply weights of so many bits
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
-        kv_dtype                "int8": half of bf16's memory, and answers no longer exact; None: as the model has them
+        kv_dtype                "int8", "fp8" (newer GPUs): half of bf16's memory, no longer exact; None: as the model's
         threads                 torch's threads, which are the whole process's; None leaves them as they are
         context_limit           tokens of prompt and answer together; by default the model's own
         page_size               tokens a page

@@ -14,7 +14,7 @@ import torch
 
 from .checks import check_copies
 from .memory import Scratch, zeroed
-from .quantized import SCALE_DTYPE, quantize
+from .quantized import LARGEST, SCALE_DTYPE, quantize
 from .store import KVStore, LayerSpec
 
 
@@ -24,7 +24,7 @@ class LayerPages:
 
     spec: LayerSpec
     key_rows: torch.Tensor
-    """[kv_heads * num_pages, page_size * key_size]; row h * num_pages + page_id."""
+    """[kv_heads * num_pages, page_size * key_size], of the layer's `moved_dtype`; row h * num_pages + page_id."""
     value_rows: torch.Tensor
     """[kv_heads * num_pages, page_size * value_size]."""
     key_slots: torch.Tensor
@@ -39,17 +39,18 @@ class LayerPages:
     def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Keys and values [n, kv_heads, size], of the layer's dtype, to n slots."""
         if self.scale_slots is not None:
-            key, key_scales = quantize(key)
-            value, value_scales = quantize(value)
+            assert self.spec.kv_dtype is not None, "scales belong to quantized layers"
+            key, key_scales = quantize(key, self.spec.kv_dtype)
+            value, value_scales = quantize(value, self.spec.kv_dtype)
             self.scale_slots.index_copy_(1, slots, torch.stack((key_scales, value_scales), -1).transpose(0, 1))
-        self.key_slots.index_copy_(1, slots, key.transpose(0, 1))
-        self.value_slots.index_copy_(1, slots, value.transpose(0, 1))
+        self.key_slots.index_copy_(1, slots, key.view(self.spec.moved_dtype).transpose(0, 1))
+        self.value_slots.index_copy_(1, slots, value.view(self.spec.moved_dtype).transpose(0, 1))
 
 
 class HeadMajorStore(KVStore):
     """A store of the reference backend, with the buffers that its calls reuse."""
 
-    kv_dtypes = (torch.int8,)
+    kv_dtypes = tuple(LARGEST)
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class HeadMajorStore(KVStore):
         spec = self.layers[members[0]]
         rows = spec.kv_heads * self.num_pages
         keys, values = (
-            zeroed((len(members), rows, self.page_size * size), spec.stored_dtype, self.device)
+            zeroed((len(members), rows, self.page_size * size), spec.moved_dtype, self.device)
             for size in (spec.key_size, spec.value_size)
         )
         scales = None
@@ -108,22 +109,25 @@ class HeadMajorStore(KVStore):
 
     def fill_slots(self, slots: Sequence[int], value: float) -> None:
         index = torch.tensor(list(slots), dtype=torch.int64, device=self.device)
-        number, scale = (each.item() for each in quantize(torch.tensor([value])))
         for pages in self.pages:
+            kept: float = value
             if pages.scale_slots is not None:
-                pages.scale_slots.index_fill_(1, index, scale)
-            kept = value if pages.scale_slots is None else number
+                assert pages.spec.kv_dtype is not None, "scales belong to quantized layers"
+                number, scale = quantize(torch.tensor([value]), pages.spec.kv_dtype)
+                pages.scale_slots.index_fill_(1, index, scale.item())
+                kept = number.view(pages.spec.moved_dtype).item()
             pages.key_slots.index_fill_(1, index, kept)
             pages.value_slots.index_fill_(1, index, kept)
 
     def _read_pages(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self._by_page(layer)
-        return keys.index_select(1, index).permute(1, 2, 0, 3), values.index_select(1, index).permute(1, 2, 0, 3)
+        dtype = self.layers[layer].stored_dtype
+        keys, values = (each.index_select(1, index).permute(1, 2, 0, 3).view(dtype) for each in self._by_page(layer))
+        return keys, values
 
     def _write_pages(self, layer: int, index: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        mine = self._by_page(layer)
-        mine[0].index_copy_(1, index, keys.permute(2, 0, 1, 3))
-        mine[1].index_copy_(1, index, values.permute(2, 0, 1, 3))
+        mine, dtype = self._by_page(layer), self.layers[layer].moved_dtype
+        mine[0].index_copy_(1, index, keys.view(dtype).permute(2, 0, 1, 3))
+        mine[1].index_copy_(1, index, values.view(dtype).permute(2, 0, 1, 3))
 
     def _read_scales(self, layer: int, index: torch.Tensor) -> torch.Tensor:
         return self._scales_by_page(layer).index_select(1, index).permute(1, 2, 0, 3)

@@ -3,8 +3,8 @@
 It gathers the pages a step sees into reused buffers and runs grouped matrix products on them: the query heads
 that share a KV head are the rows of one product, so each key and value is read once for its group. On a CPU half
 or more of a decode step is the gather. bfloat16 is multiplied as it is, because widening what was gathered doubles
-the time of the step; scores are rounded to it once, and the softmax is fp32. Whole numbers of quantized layers are
-exact in every dtype, so they are multiplied as they are, and scores and probabilities take the scales.
+the time of the step; scores are rounded to it once, and the softmax is fp32. Numbers of quantized layers are exact
+in every dtype, so they are multiplied as they are, and scores and probabilities take the scales.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Scores:
 class _Seen:
     """What some queries read: keys and values [n, keys, size] in the layer's dtype, in reused buffers.
 
-    Of a quantized layer they are whole numbers, and there are scales, fp32 [n, keys].
+    Of a quantized layer they are its numbers, and there are scales, fp32 [n, keys].
     """
 
     keys: torch.Tensor
@@ -150,7 +150,7 @@ class _Seen:
 
     def hide(self, hidden: torch.Tensor, kv_heads: int) -> None:
         """Zero these keys, counted within a head: what they hold may be NaN, which no weight of 0 removes."""
-        # Whole numbers are never NaN, but their scales may be.
+        # Numbers are never NaN, but their scales may be.
         exact = self.key_scales is None or self.value_scales is None
         for part in (self.keys, self.values) if exact else (self.key_scales, self.value_scales):
             assert part is not None
@@ -169,8 +169,12 @@ def _gather(pages: LayerPages, rows: torch.Tensor, keys: int, scratch: Scratch) 
 
     spec = pages.spec
     numbers = _Seen(
-        widened("keys", taken("keys", pages.key_rows), spec.dtype).view(-1, keys, spec.key_size),
-        widened("values", taken("values", pages.value_rows), spec.dtype).view(-1, keys, spec.value_size),
+        widened("keys", taken("keys", pages.key_rows).view(spec.stored_dtype), spec.dtype).view(
+            -1, keys, spec.key_size
+        ),
+        widened("values", taken("values", pages.value_rows).view(spec.stored_dtype), spec.dtype).view(
+            -1, keys, spec.value_size
+        ),
     )
     if pages.scale_rows is None:
         return numbers

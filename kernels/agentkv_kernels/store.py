@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from .errors import DtypeMismatch, KVDtypeUnsupported, PageOutOfRange, ShapeMismatch
-from .quantized import SCALE_DTYPE
+from .quantized import LARGEST, SCALE_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class LayerSpec:
     `key_size` and `value_size` are elements per head. `window` is the sliding window in tokens, None where
     every earlier token is seen; it changes nothing in the store and tells an engine which pages a layer can
     do without. Queries, new keys and values, and results are of `dtype`; `kv_dtype` is what the pages hold
-    instead: torch.int8, and then a scale for each token and head (`quantized`), or None for `dtype` itself.
+    instead: torch.int8 or torch.float8_e4m3fn, and then a scale for each token and head (`quantized`), or None for
+    `dtype` itself.
     """
 
     kv_heads: int
@@ -35,18 +36,24 @@ class LayerSpec:
             raise ValueError(f"a layer needs at least one head and one element per key and value, got {self}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"a window is at least 1 token (None: no window), got {self.window}")
-        if self.kv_dtype not in (None, torch.int8):
-            raise ValueError(f"kv_dtype is torch.int8, or None for the layer's own dtype, got {self.kv_dtype}")
+        if self.kv_dtype not in (None, *LARGEST):
+            known = " or ".join(map(str, LARGEST))
+            raise ValueError(f"kv_dtype is {known}, or None for the layer's own dtype, got {self.kv_dtype}")
 
     @property
     def is_quantized(self) -> bool:
-        """Whether pages hold whole numbers and scales."""
+        """Whether pages hold numbers of a byte, and scales."""
         return self.kv_dtype is not None
 
     @property
     def stored_dtype(self) -> torch.dtype:
         """Of an element in the pages."""
         return self.dtype if self.kv_dtype is None else self.kv_dtype
+
+    @property
+    def moved_dtype(self) -> torch.dtype:
+        """As which elements are moved: torch copies int8 by index, and fp8 not."""
+        return torch.int8 if self.is_quantized else self.dtype
 
     @property
     def token_bytes(self) -> int:
@@ -99,7 +106,8 @@ class KVStore(ABC):
         for layer, spec in enumerate(layers):
             if spec.kv_dtype is not None and spec.kv_dtype not in self.kv_dtypes:
                 raise KVDtypeUnsupported(
-                    f"layer {layer} wants pages of {spec.kv_dtype}, and this backend keeps {spec.dtype} as it is; "
+                    f"layer {layer} wants pages of {spec.kv_dtype}, and this backend keeps "
+                    f"{' or '.join(map(str, (spec.dtype, *self.kv_dtypes)))}; "
                     "leave kv_dtype out, or take the reference backend"
                 )
         self.layers = tuple(layers)

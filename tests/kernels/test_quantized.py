@@ -73,7 +73,7 @@ def assert_same_bits(left: PagesData, right: PagesData) -> None:
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
 def test_no_element_is_off_by_more_than_half_a_step_and_the_largest_is_127_of_them(numbers):
     vector = torch.tensor(numbers)
-    whole, scale = quantize(vector)
+    whole, scale = quantize(vector, INT8)
     assert (whole.dtype, scale.dtype, scale.shape) == (INT8, torch.bfloat16, ())
     most = float(vector.abs().max())
     if most < 1e-30:  # Scales of less have few bits, or none.
@@ -85,14 +85,14 @@ def test_no_element_is_off_by_more_than_half_a_step_and_the_largest_is_127_of_th
 
 
 def test_halves_are_rounded_to_even():
-    whole, scale = quantize(torch.tensor([127.0, 0.5, 1.5, -2.5, 63.5]))
+    whole, scale = quantize(torch.tensor([127.0, 0.5, 1.5, -2.5, 63.5]), INT8)
     assert float(scale) == 1
     assert whole.tolist() == [127, 0, 2, -2, 64]
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_spoils_its_own_vector_and_no_other(broken):
-    whole, scales = quantize(torch.tensor([[1.0, broken], [1.0, 2.0], [0.0, 0.0]]))
+    whole, scales = quantize(torch.tensor([[1.0, broken], [1.0, 2.0], [0.0, 0.0]]), INT8)
     assert (whole * scales.float()[:, None]).isnan().any(1).tolist() == [True, False, False]
     assert whole[2].tolist() == [0, 0]
 
@@ -185,7 +185,9 @@ def test_a_backend_that_cannot_keep_int8_says_so_and_what_to_do():
 
 
 def test_no_other_dtype_can_be_asked_for():
-    with pytest.raises(ValueError, match=r"kv_dtype is torch\.int8, or None .*, got torch\.int16"):
+    with pytest.raises(
+        ValueError, match=r"kv_dtype is torch\.int8 or torch\.float8_e4m3fn, or None .*, got torch\.int16"
+    ):
         LayerSpec(1, 8, 8, torch.float32, kv_dtype=torch.int16)
 
 

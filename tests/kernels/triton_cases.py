@@ -17,6 +17,7 @@ import torch
 
 from agentkv_kernels import (
     AttentionMetadata,
+    KVDtypeUnsupported,
     KVStore,
     LayerSpec,
     PageOutOfRange,
@@ -27,12 +28,14 @@ from agentkv_kernels import (
     get_backend,
     plan,
 )
+from agentkv_kernels.quantized import LARGEST
 from agentkv_kernels.triton.backend import TritonBackend
-from support.pages import PagedStep, paged_step
+from support.pages import PagedStep, kept, paged_step
 from support.plain_backend import PlainBackend
 
 CPU = torch.device("cpu")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
 # fp32 as in test_attend. Below it scores stay fp32; probabilities are rounded once and so is the result, each by eps at
 # most, for the interpreter cuts off what the device rounds; values stay below 5.
 BOUNDS = {FP32: (0.0, 1e-5), **{dtype: (2 * eps, 5 * eps) for dtype, eps in ((BF16, 2**-7), (FP16, 2**-10))}}
@@ -130,6 +133,77 @@ def test_low_precision_stays_within_its_own_rounding(
 ) -> None:
     step = paged_step(backend, [1, 20], [50, 30], spec=_spec(dtype, 1), num_heads=3, page_size=16)
     assert_exact(step, scale=32**-0.5, window=window)
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [(FP32, INT8), (BF16, INT8), (FP32, FP8), (FP16, FP8)], ids=str)
+def test_pages_of_a_byte_an_element_hold_the_bits_that_the_reference_keeps(
+    dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    """Keys of powers of ten, ties, vectors of zeros and what is not finite, into views of wider tensors."""
+    spec = LayerSpec(2, 24, 40, dtype, kv_dtype=kv_dtype)
+    draw, largest = torch.Generator().manual_seed(5), LARGEST[kv_dtype]
+    sizes = 10.0 ** torch.randint(-4, 4, (8, 2, 1), generator=draw)
+    key, value = (torch.randn(8, 2, 2 * size, generator=draw) * sizes for size in (24, 40))
+    ties = torch.tensor([0.5, 1.5, -2.5, 17, 19, 2**-7, 3 * 2**-10, -(2**-10), 1.5 * 2**-9, 0.015, -0.0])
+    key[1] = value[0] = 0.0
+    for vectors in (key, value):
+        vectors[2, :, :22:2], vectors[2, :, 22] = ties, largest
+        # Its scale is rounded down, so that the quotient is beyond the largest number.
+        vectors[3, 0, 0] = 1.0039 * 2 * vectors[3].abs().max()
+        vectors[4, 1, 2], vectors[5, 0, 4], vectors[6, 1, 6] = float("nan"), float("inf"), -float("inf")
+    key, value = (each.to(dtype)[..., ::2] for each in (key, value))
+    stored = []
+    for backend in (WHOLE, ReferenceBackend()):
+        store = backend.make_store([spec], 5, 4, "cpu")
+        backend.store_kv(store, 0, key, value, torch.arange(17, 9, -1))
+        stored.append(store.export_pages(range(5)))
+    mine, theirs = stored
+    assert torch.equal(mine.keys[0].view(torch.uint8), theirs.keys[0].view(torch.uint8))
+    assert torch.equal(mine.values[0].view(torch.uint8), theirs.values[0].view(torch.uint8))
+    # A scale of NaN has many bits.
+    torch.testing.assert_close(mine.scales[0], theirs.scales[0], rtol=0, atol=0, equal_nan=True)
+    assert len(mine.keys[0].view(torch.uint8).unique()) > 100
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "kv_dtype", "options"),
+    [
+        (WHOLE, FP32, INT8, {"window": 9, "softcap": 2.0}),
+        (PARTED, BF16, INT8, {"sinks": True}),
+        (PARTED, FP32, FP8, {"window": 17}),
+        (WHOLE, BF16, FP8, {}),
+    ],
+    ids=_shown,
+)
+def test_answers_are_those_of_what_is_kept_with_nan_in_every_other_slot(
+    backend: TritonBackend, dtype: torch.dtype, kv_dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    spec = LayerSpec(1, 24, 40, dtype, kv_dtype=kv_dtype)
+    if options.get("sinks"):
+        options = {"sinks": torch.linspace(-1, 3, 2)}
+    assert_exact(paged_step(backend, [1, 5], [29, 13], spec=spec, num_heads=2, page_size=8), **options)
+
+
+@pytest.mark.parametrize("kv_dtype", [INT8, FP8], ids=str)
+def test_small_values_in_fp16_are_not_lost_below_what_it_holds(kv_dtype: torch.dtype) -> None:
+    spec = LayerSpec(1, 16, 16, FP16, kv_dtype=kv_dtype)
+    step = paged_step(WHOLE, [1], [20], spec=spec, num_heads=2, page_size=16)
+    small = (torch.rand(21, 1, 16, generator=torch.Generator().manual_seed(1)) * 1e-4 + 5e-5).to(FP16)
+    slots = torch.tensor([step.page_tables[0][i // 16] * 16 + i % 16 for i in range(21)])
+    WHOLE.store_kv(step.store, 0, step.keys[0].to(FP16), small, slots)
+    expected = kept(small, spec).mean(0).expand(2, 16)[None]
+    # With keys of no weight every token counts alike: probabilities of 1 / 21, times scales of 1.2e-6 or less.
+    out = step.attend(scale=0.0)
+    torch.testing.assert_close(out.float(), expected, rtol=4 * 2**-10, atol=0)
+
+
+def test_fp8_is_refused_by_devices_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = TritonBackend(CPU)
+    monkeypatch.setattr(old, "_capability", (8, 6))
+    fp8, int8 = (LayerSpec(1, 16, 16, BF16, kv_dtype=kv_dtype) for kv_dtype in (FP8, INT8))
+    with pytest.raises(KVDtypeUnsupported, match=r"layer 1 .*float8_e4m3fn.* 8\.9 and higher, and cpu has 8\.6; take"):
+        old.make_store([int8, fp8], 3, 4, "cpu")
+    assert old.make_store([int8], 3, 4, "cpu").num_pages == 3
 
 
 def test_a_long_chunk_in_tiles_of_many_tokens() -> None:
@@ -272,15 +346,27 @@ def test_shared_pages_are_read_once_and_own_pages_once_for_each() -> None:
     assert WHOLE.keys_read(wide, 0, sliding, num_heads=2, window=100) == 100
 
 
-LAYERS = [_spec(FP32, 2, 8, 8), _spec(BF16, 1, 24, 16), _spec(FP16, 3, 5, 7)]
+LAYERS = [
+    _spec(FP32, 2, 8, 8),
+    _spec(BF16, 1, 24, 16),
+    LayerSpec(3, 6, 10, BF16, kv_dtype=INT8),
+    _spec(FP16, 3, 5, 7),
+    LayerSpec(1, 9, 8, FP32, kv_dtype=FP8),
+]
 
 
 def _random_pages(count: int, page_size: int) -> PagesData:
     keys, values = (
-        [torch.randn(count, page_size, spec.kv_heads, size).to(spec.dtype) for spec, size in pairs]
+        [(40 * torch.randn(count, page_size, spec.kv_heads, size)).to(spec.stored_dtype) for spec, size in pairs]
         for pairs in ([(spec, spec.key_size) for spec in LAYERS], [(spec, spec.value_size) for spec in LAYERS])
     )
-    return PagesData(keys, values)
+    scaled = [spec for spec in LAYERS if spec.is_quantized]
+    return PagesData(keys, values, [torch.randn(count, page_size, spec.kv_heads, 2).to(BF16) for spec in scaled])
+
+
+def _parts(pages: PagesData) -> list[torch.Tensor]:
+    """As bytes: torch compares no fp8."""
+    return [part.view(torch.uint8) for part in (*pages.keys, *pages.values, *pages.scales)]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +384,7 @@ def test_pages_are_copied_and_carried_over_whole(sources: list[int], destination
     for source, destination in zip(sources, destinations, strict=True):
         came_from[destination] = source
     copied = store.export_pages(range(7))
-    for before, after in zip([*pages.keys, *pages.values], [*copied.keys, *copied.values], strict=True):
+    for before, after in zip(_parts(pages), _parts(copied), strict=True):
         assert torch.equal(after, before[came_from])
 
 

@@ -74,10 +74,10 @@ class PagedStep:
 
 def kept(vectors: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
     """What a layer's pages keep of these: themselves, or scale times number, which fp32 holds exactly."""
-    if not spec.is_quantized:
+    if spec.kv_dtype is None:
         return vectors
-    numbers, scales = quantize(vectors)
-    return numbers * scales.float().unsqueeze(-1)
+    numbers, scales = quantize(vectors, spec.kv_dtype)
+    return numbers.float() * scales.float().unsqueeze(-1)
 
 
 def paged_step(

@@ -15,7 +15,7 @@ from support.naive_attention import naive_attention
 
 
 class SlotMajorStore(KVStore):
-    kv_dtypes = (torch.int8,)
+    kv_dtypes = (torch.int8, torch.float8_e4m3fn)
 
     def __init__(self, layers: Sequence[LayerSpec], num_pages: int, page_size: int) -> None:
         super().__init__(layers, num_pages, page_size)
@@ -25,8 +25,9 @@ class SlotMajorStore(KVStore):
         self.scales = [torch.zeros(slots, spec.kv_heads, 2, dtype=torch.bfloat16) for spec in layers]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        if self.layers[layer].is_quantized:
-            (key, key_scale), (value, value_scale) = quantize(key), quantize(value)
+        kv_dtype = self.layers[layer].kv_dtype
+        if kv_dtype is not None:
+            (key, key_scale), (value, value_scale) = quantize(key, kv_dtype), quantize(value, kv_dtype)
             self.scales[layer][slots] = torch.stack((key_scale, value_scale), -1)
         self.keys[layer][slots] = key
         self.values[layer][slots] = value
@@ -35,7 +36,7 @@ class SlotMajorStore(KVStore):
         keys, values = self.keys[layer][slots], self.values[layer][slots]
         if self.layers[layer].is_quantized:
             scales = self.scales[layer][slots].float()
-            return keys * scales[..., :1], values * scales[..., 1:]
+            return keys.float() * scales[..., :1], values.float() * scales[..., 1:]
         return keys, values
 
     def fill_slots(self, slots: Sequence[int], value: float) -> None:

@@ -15,14 +15,14 @@ import torch
 import triton
 
 from ..checks import check_new_tokens, check_query
-from ..errors import BackendUnavailable
+from ..errors import BackendUnavailable, KVDtypeUnsupported
 from ..head_major import HeadMajorStore
 from ..metadata import AttentionMetadata
 from ..reference import ReferenceBackend
 from ..store import KVStore, LayerSpec
 from .blocks import blocks_for
 from .device import attend_tiles, merge_parts, store_kv
-from .store import PageMajorStore, why_unsupported
+from .store import PageMajorStore, scale_arguments, why_unsupported
 from .tiles import LayerKind, Merge, StepTiles, keys_read, plan_key, plan_tiles
 
 __all__ = ["INTERPRETED", "TritonBackend"]
@@ -30,7 +30,9 @@ __all__ = ["INTERPRETED", "TritonBackend"]
 INTERPRETED = not isinstance(attend_tiles, triton.JITFunction)
 """Whether TRITON_INTERPRET=1 was set when triton was imported: kernels then run step by step in Python, on the CPU."""
 
+FLOAT8 = torch.float8_e4m3fn
 _LEAST_CAPABILITY = (8, 0)
+_FLOAT8_CAPABILITY = (8, 9)
 _PROGRAMS_PER_PROCESSOR = 4
 _LOG2_E = math.log2(math.e)
 _NO_WINDOW = 1 << 30
@@ -63,13 +65,14 @@ class TritonBackend:
             )
         if device.type not in ("cpu", "cuda"):
             raise BackendUnavailable(f"the triton backend computes on CUDA devices, not on {device}")
-        processors = 1
+        # The interpreter has what any device has.
+        processors, self._capability = 1, _FLOAT8_CAPABILITY
         if device.type == "cuda":
-            capability = torch.cuda.get_device_capability(device)
-            if capability < _LEAST_CAPABILITY:
+            self._capability = torch.cuda.get_device_capability(device)
+            if self._capability < _LEAST_CAPABILITY:
                 raise BackendUnavailable(
                     f"the triton backend needs compute capability {_dotted(_LEAST_CAPABILITY)} or higher, {device} has "
-                    f"{_dotted(capability)}"
+                    f"{_dotted(self._capability)}"
                 )
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._programs = programs or _PROGRAMS_PER_PROCESSOR * processors
@@ -83,6 +86,12 @@ class TritonBackend:
             if (reason := why_unsupported(spec)) is not None:
                 _log.warning("layer %d has %s: the reference backend serves this model", layer, reason)
                 return self._reference.make_store(layers, num_pages, page_size, device)
+            if spec.kv_dtype == FLOAT8 and self._capability < _FLOAT8_CAPABILITY:
+                raise KVDtypeUnsupported(
+                    f"layer {layer} wants pages of {FLOAT8}, which the triton backend reads by instructions of compute "
+                    f"capability {_dotted(_FLOAT8_CAPABILITY)} and higher, and {device} has "
+                    f"{_dotted(self._capability)}; take pages of int8, which are as large and more exact"
+                )
         return PageMajorStore(layers, num_pages, page_size, device=device)
 
     @torch.no_grad()
@@ -103,12 +112,15 @@ class TritonBackend:
                 views.keys,
                 views.values,
                 views.page_stride,
+                *scale_arguments(views),
                 slot_mapping.contiguous(),
                 PAGE_SIZE=store.page_size,
                 KEY_SIZE=spec.key_size,
                 VALUE_SIZE=spec.value_size,
                 BLOCK_K=blocks.key_size,
                 BLOCK_V=blocks.value_size,
+                QUANTIZED=spec.is_quantized,
+                FLOAT8=spec.kv_dtype == FLOAT8,
                 num_warps=1,
             )
         return None
@@ -194,6 +206,7 @@ def _attend(
             views.keys,
             views.values,
             views.page_stride,
+            *scale_arguments(views),
             out,
             tiles.part_out,
             tiles.part_lse,
@@ -219,6 +232,8 @@ def _attend(
             HAS_WINDOW=kind.window is not None,
             HAS_SOFTCAP=softcap is not None,
             HAS_SINKS=sinks is not None,
+            QUANTIZED=spec.is_quantized,
+            FLOAT8=spec.kv_dtype == FLOAT8,
             INTERPRETED=INTERPRETED,
             num_warps=launch.warps,
             num_stages=2,

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .quantizing import key_scale_of, numbers_of, value_scale_of
+
 __all__ = ["attend_tiles"]
 
 
@@ -27,6 +29,8 @@ def advance(
     keys,
     values,
     page_stride,
+    scales,
+    scale_page_stride,
     table,
     start,
     stop,
@@ -46,11 +50,15 @@ def advance(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    dtype: tl.constexpr,
 ):
     """Take in the keys start .. start + BLOCK_N; without MASKED every row sees all of them.
 
     What lies beyond `stop` may hold anything: it is neither loaded nor scored, for a probability of 0 times NaN is NaN.
+    The dtype of `query` is what is multiplied: `dtype`, that of the layer, but in the interpreter, which multiplies the
+    bits of bf16.
     """
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
@@ -70,10 +78,15 @@ def advance(
         key = tl.load(keys + key_start[None, :] + k[:, None], mask=key_mask, other=0.0)
     else:
         key = tl.load(keys + key_start[None, :] + k[:, None])
-    if INTERPRETED:
-        # The interpreter multiplies the bits of bfloat16.
-        key = key.to(tl.float32)
+    if QUANTIZED:
+        key = numbers_of(key, query.dtype, FLOAT8)
+        scale_words = scales + page * scale_page_stride + slot
+        words = tl.load(scale_words, mask=inside, other=0) if MASKED else tl.load(scale_words)
+    else:
+        key = key.to(query.dtype)
     scores = tl.dot(query, key, input_precision="ieee") * scale
+    if QUANTIZED:
+        scores = scores * key_scale_of(words)[None, :]
     if HAS_SOFTCAP:
         scores = bent(scores, softcap)
     if MASKED:
@@ -91,11 +104,16 @@ def advance(
         value = tl.load(values + value_start[:, None] + v[None, :], mask=value_mask, other=0.0)
     else:
         value = tl.load(values + value_start[:, None] + v[None, :])
-    weights = probs.to(value.dtype)
-    if INTERPRETED:
-        weights = weights.to(tl.float32)
-        value = value.to(tl.float32)
-    acc = tl.dot(weights, value, acc * shrink[:, None], input_precision="ieee")
+    weights = probs
+    if QUANTIZED:
+        if dtype == tl.float16:
+            # A small probability times a small scale would be below what fp16 has.
+            value = numbers_of(value, tl.float32, FLOAT8) * value_scale_of(words)[:, None]
+        else:
+            value = numbers_of(value, query.dtype, FLOAT8)
+            weights = weights * value_scale_of(words)[None, :]
+    weights = weights.to(dtype).to(query.dtype)
+    acc = tl.dot(weights, value.to(query.dtype), acc * shrink[:, None], input_precision="ieee")
     return new_top, total * shrink + tl.sum(probs, 1), acc
 
 
@@ -107,6 +125,8 @@ def attend_tiles(
     keys,
     values,
     page_stride,
+    scales,
+    scale_page_stride,
     out,
     partial_out,
     partial_lse,
@@ -132,6 +152,8 @@ def attend_tiles(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    FLOAT8: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Program (i, b * kv_heads + h) computes tile i for block b of HEADS of the query heads of KV head h.
@@ -170,6 +192,7 @@ def attend_tiles(
     )
     if INTERPRETED:
         q = q.to(tl.float32)
+    scales += kv_head.to(tl.int64) * PAGE_SIZE
     keys += kv_head.to(tl.int64) * PAGE_SIZE * KEY_SIZE
     values += kv_head.to(tl.int64) * PAGE_SIZE * VALUE_SIZE
 
@@ -179,18 +202,24 @@ def attend_tiles(
     if HAS_WINDOW:
         for start in range(first, full_first, BLOCK_N):
             top, total, acc = advance(
-                q, keys, values, page_stride, table, start, stop, position, top, total, acc, scale, softcap, window,
-                PAGE_SIZE, KEY_SIZE, VALUE_SIZE, BLOCK_N, BLOCK_K, BLOCK_V, True, True, HAS_SOFTCAP, INTERPRETED,
+                q, keys, values, page_stride, scales, scale_page_stride, table, start, stop, position, top, total, acc,
+                scale, softcap, window,
+                PAGE_SIZE, KEY_SIZE, VALUE_SIZE, BLOCK_N, BLOCK_K, BLOCK_V, True, True, HAS_SOFTCAP,
+                QUANTIZED, FLOAT8, out.dtype.element_ty,
             )  # fmt: skip
     for start in range(full_first, full_last, BLOCK_N):
         top, total, acc = advance(
-            q, keys, values, page_stride, table, start, stop, position, top, total, acc, scale, softcap, window,
-            PAGE_SIZE, KEY_SIZE, VALUE_SIZE, BLOCK_N, BLOCK_K, BLOCK_V, False, False, HAS_SOFTCAP, INTERPRETED,
+            q, keys, values, page_stride, scales, scale_page_stride, table, start, stop, position, top, total, acc,
+            scale, softcap, window,
+            PAGE_SIZE, KEY_SIZE, VALUE_SIZE, BLOCK_N, BLOCK_K, BLOCK_V, False, False, HAS_SOFTCAP,
+            QUANTIZED, FLOAT8, out.dtype.element_ty,
         )  # fmt: skip
     for start in range(full_last, stop, BLOCK_N):
         top, total, acc = advance(
-            q, keys, values, page_stride, table, start, stop, position, top, total, acc, scale, softcap, window,
-            PAGE_SIZE, KEY_SIZE, VALUE_SIZE, BLOCK_N, BLOCK_K, BLOCK_V, True, HAS_WINDOW, HAS_SOFTCAP, INTERPRETED,
+            q, keys, values, page_stride, scales, scale_page_stride, table, start, stop, position, top, total, acc,
+            scale, softcap, window,
+            PAGE_SIZE, KEY_SIZE, VALUE_SIZE, BLOCK_N, BLOCK_K, BLOCK_V, True, HAS_WINDOW, HAS_SOFTCAP,
+            QUANTIZED, FLOAT8, out.dtype.element_ty,
         )  # fmt: skip
 
     num_heads = KV_HEADS * GROUP
