@@ -37,7 +37,11 @@ _running: set[Worker] = set()
 class Sink(Protocol):
     """Where a call's updates go. Called on the engine's thread: it must return at once."""
 
-    def deliver(self, updates: Sequence[Update]) -> None: ...
+    def deliver(self, updates: Sequence[Update]) -> Callable[[], object] | None:
+        """Take updates in. What is returned is called once for all that return the same, when all have theirs.
+
+        A wake-up lets its receiver run at once, in between, and then each would need one of its own.
+        """
 
     def admitted(self) -> None:
         """The call has left the queue."""
@@ -289,6 +293,7 @@ class Worker:
         """Hand each call its updates, in order; a sink that raises loses its call, and nobody else anything."""
         if self._silent:
             return
+        wake_ups: dict[Callable[[], object], None] = {}
         by_call: dict[int, list[Update]] = {}
         for update in updates:
             by_call.setdefault(update.call_id, []).append(update)
@@ -300,11 +305,17 @@ class Worker:
             if ended:
                 self._forget(call_id)
             try:
-                sink.deliver(own)
+                if (wake_up := sink.deliver(own)) is not None:
+                    wake_ups[wake_up] = None
             except Exception:
                 _log.exception("the receiver of call %d raised; the call is ended", call_id)
                 if not ended:
                     self.abandon(call_id)
+        for wake_up in wake_ups:
+            try:
+                wake_up()
+            except Exception:
+                _log.exception("the receivers of some calls could not be woken")
 
     def _abort(self, engine: Engine, call_id: int) -> None:
         self._forget(call_id)

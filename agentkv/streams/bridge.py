@@ -51,8 +51,11 @@ class _WakeUps:
         self._waking = False
 
     def add(self, callback: Callable[[], None]) -> None:
-        """Called on the engine's thread; the callback must not raise."""
+        """To be run with the next wake-up; the callback must not raise."""
         self._due.append(callback)
+
+    def send(self) -> None:
+        """Wake the loop, once however many are due."""
         if not self._waking:
             self._waking = True
             post(self._loop, self._run)
@@ -83,12 +86,13 @@ class Mailbox:
         self._waking = False
         self._on_admitted = on_admitted
 
-    def deliver(self, updates: Sequence[Update]) -> None:
-        """Called on the engine's thread."""
+    def deliver(self, updates: Sequence[Update]) -> Callable[[], None]:
+        """Called on the engine's thread; what it returns wakes the readers of this loop, all of them at once."""
         self._updates.extend(updates)
         if not self._waking:
             self._waking = True
             self._wake_ups.add(self._wake)
+        return self._wake_ups.send
 
     def admitted(self) -> None:
         """Called on the engine's thread."""
