@@ -23,9 +23,10 @@ from agentkv.errors import GrammarDeadEnd
 from agentkv.sampling.state import SamplingState
 from agentkv.sampling_params import SamplingParams
 
-__all__ = ["Scored", "column", "filter_rows", "prepare_rows", "process_logits"]
+__all__ = ["Scored", "process_logits", "score_rows"]
 
 _NEVER = float("-inf")
+_TOP_P_RANKS = 256
 
 
 def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
@@ -36,10 +37,9 @@ def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """
     if logits.dim() != 2 or logits.shape[0] != len(states):
         raise ValueError(f"{len(states)} states need logits [{len(states)}, vocab], got {list(logits.shape)}")
-    scored = prepare_rows(logits, states)
+    scored = score_rows(logits, states)
     for error in scored.failures.values():
         raise error
-    filter_rows(scored.scores, {row: state.params for row, state in enumerate(states) if not state.params.greedy})
     return scored.scores
 
 
@@ -51,11 +51,14 @@ class Scored:
     failures: dict[int, Exception]
 
 
-def prepare_rows(logits: Tensor, states: Sequence[SamplingState]) -> Scored:
-    """Penalties and masks on a copy of logits [n, vocab], which is all that a greedy row needs."""
+def score_rows(logits: Tensor, states: Sequence[SamplingState]) -> Scored:
+    """Penalties, masks and filters on a copy of logits [n, vocab]. A greedy row gets penalties and its mask only."""
     scores = logits.to(torch.float32, copy=True)
     _penalise(scores, states)
-    return Scored(scores, _apply_masks(scores, states))
+    failures = _apply_masks(scores, states)
+    drawn = {row: state.params for row, state in enumerate(states) if row not in failures and not state.params.greedy}
+    _filter(scores, drawn)
+    return Scored(scores, failures)
 
 
 def _penalise(scores: Tensor, states: Sequence[SamplingState]) -> None:
@@ -102,7 +105,6 @@ def _entries(
 def _apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, Exception]:
     """Set what each row's mask forbids to -inf, in place; the errors of the rows whose mask fails, by row."""
     failures: dict[int, Exception] = {}
-    masks: dict[int, Tensor] = {}
     for row, state in enumerate(states):
         if state.mask is None:
             continue
@@ -112,24 +114,18 @@ def _apply_masks(scores: Tensor, states: Sequence[SamplingState]) -> dict[int, E
                 continue
             if allowed.dtype != torch.bool or allowed.shape != scores.shape[1:]:
                 raise ValueError(f"masks are torch.bool [{scores.shape[1]}], got {allowed.dtype} {list(allowed.shape)}")
-            masks[row] = allowed.to(scores.device)
+            scores[row].masked_fill_(~allowed.to(scores.device), _NEVER)
+            if scores[row].max().item() == _NEVER:
+                raise GrammarDeadEnd(
+                    f"after {len(state.output_token_ids)} output tokens the mask allows {int(allowed.sum())} "
+                    f"of {allowed.shape[0]} tokens, and the model none of those. Loosen the grammar."
+                )
         except Exception as error:  # whatever a mask raises belongs to its own request
             failures[row] = error
-    if not masks:
-        return failures
-    index = torch.tensor(list(masks), device=scores.device)
-    left = scores.index_select(0, index).masked_fill_(~torch.stack(list(masks.values())), _NEVER)
-    scores.index_copy_(0, index, left)
-    for (row, allowed), best in zip(masks.items(), left.amax(dim=-1).tolist(), strict=True):
-        if best == _NEVER:
-            failures[row] = GrammarDeadEnd(
-                f"after {len(states[row].output_token_ids)} output tokens the mask allows {int(allowed.sum())} "
-                f"of {allowed.shape[0]} tokens, and the model none of those. Loosen the grammar."
-            )
     return failures
 
 
-def filter_rows(scores: Tensor, params: dict[int, SamplingParams]) -> None:
+def _filter(scores: Tensor, params: dict[int, SamplingParams]) -> None:
     """Temperature, top_k, top_p and min_p for the rows in `params`; scores [n, vocab] fp32 is overwritten."""
     _on_rows(scores, params, lambda p: p.temperature != 1.0, _divide_by_temperature)
     _on_rows(scores, params, lambda p: p.top_k > 0, _keep_top_k)
@@ -156,7 +152,7 @@ def _on_rows(
 
 
 def _divide_by_temperature(scores: Tensor, params: list[SamplingParams]) -> Tensor:
-    return scores / column([p.temperature for p in params], scores)
+    return scores / _column([p.temperature for p in params], scores)
 
 
 def _keep_top_k(scores: Tensor, params: list[SamplingParams]) -> Tensor:
@@ -170,22 +166,57 @@ def _keep_top_k(scores: Tensor, params: list[SamplingParams]) -> Tensor:
 def _keep_top_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """From the least likely up, tokens leave while their sum is within 1 - top_p (TopPLogitsWarper).
 
-    The likeliest always stays. Among equals at the edge the sort decides, as in transformers: the same call. It costs
-    several times the rest of sampling, so `find_candidates` does without where it can.
+    The likeliest always stays. Sorting a whole vocabulary costs several times the rest of sampling, so the
+    edge is sought among the likeliest 256 first; the rows where that leaves any doubt are sorted.
     """
+    budget = _column([1 - p.top_p for p in params], scores)
+    edge, certain = _top_p_edge(scores, budget)
+    kept = scores.masked_fill(scores < edge, _NEVER)
+    if not bool(certain.all()):
+        doubtful = (~certain).nonzero().squeeze(1)
+        kept[doubtful] = _top_p_by_sorting(scores[doubtful], budget[doubtful])
+    return kept
+
+
+def _top_p_by_sorting(scores: Tensor, budget: Tensor) -> Tensor:
+    """The method itself. Among equals at the edge the sort decides, as in transformers: the same call."""
     ascending, order = scores.sort(dim=-1, descending=False)
-    removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= column([1 - p.top_p for p in params], scores)
+    removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= budget
     removed[:, -1] = False
     return scores.masked_fill(removed.scatter(1, order, removed), _NEVER)
+
+
+def _top_p_edge(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
+    """The lowest score that stays [n, 1], and whether sorting would surely keep just those from there up [n].
+
+    The sum from the least likely token up to and with the one of rank j from the top is 1 less that of the
+    j ranks above; rank j leaves if that is within the budget. Sorting sums in fp32, each of vocab / 16 steps
+    (torch adds in 16 lanes or more, or in fp64) may err by 2^-24 of the sum, and softmax did so before: an
+    answer nearer to the budget than that is none. Nor is an edge between two equal scores, or one below the
+    ranks looked at.
+    """
+    vocab = scores.shape[1]
+    best = scores.topk(min(_TOP_P_RANKS, vocab)).values
+    probs = (best.double() - scores.double().logsumexp(dim=-1, keepdim=True)).exp()
+    from_below = 1 - (probs.cumsum(dim=-1) - probs)
+    removed = from_below <= budget
+    removed[:, 0] = False
+    last = (~removed).sum(dim=-1, keepdim=True) - 1
+    first_out = (last + 1).clamp(max=best.shape[1] - 1)
+    edge, below = best.gather(1, last), best.gather(1, first_out)
+    margin = 2.0**-23 * (vocab / 16 + 16) * (budget + 2.0**-20)
+    clear = ((from_below - budget).abs() > margin) | (torch.arange(best.shape[1], device=scores.device) == 0)
+    sure = clear.gather(1, last) & clear.gather(1, first_out) & (edge > below)
+    return edge, sure.squeeze(1)
 
 
 def _keep_min_p(scores: Tensor, params: list[SamplingParams]) -> Tensor:
     """Tokens less likely than min_p times the most likely one leave (MinPLogitsWarper)."""
     probs = scores.softmax(dim=-1)
-    floor = column([p.min_p for p in params], scores) * probs.amax(dim=-1, keepdim=True)
+    floor = _column([p.min_p for p in params], scores) * probs.amax(dim=-1, keepdim=True)
     return scores.masked_fill(probs < floor, _NEVER)
 
 
-def column(values: list[float], like: Tensor) -> Tensor:
+def _column(values: list[float], like: Tensor) -> Tensor:
     """[n, 1] in fp32: the rounding that a Python number gets when it meets an fp32 tensor."""
     return torch.tensor(values, dtype=torch.float32, device=like.device).unsqueeze(1)

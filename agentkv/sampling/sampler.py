@@ -10,8 +10,7 @@ from torch import Tensor
 
 from agentkv.errors import BrokenLogits
 from agentkv.logprobs import TokenLogprobs
-from agentkv.sampling.candidates import find_candidates, may_be_few
-from agentkv.sampling.processors import filter_rows, prepare_rows
+from agentkv.sampling.processors import score_rows
 from agentkv.sampling.state import SamplingState
 
 __all__ = ["Sampled", "prompt_logprobs", "sample"]
@@ -66,7 +65,7 @@ def _sample_slow(
 ) -> None:
     """Tokens of the rows that need more than the argmax, written into token_ids and failures."""
     chosen = [states[row] for row in rows]
-    scored = prepare_rows(_rows(logits, rows), chosen)
+    scored = score_rows(_rows(logits, rows), chosen)
     scores, failed = scored.scores, scored.failures
     for index, error in failed.items():
         token_ids[rows[index]] = None
@@ -77,33 +76,14 @@ def _sample_slow(
         for i, token_id in zip(greedy, _rows(scores, greedy).argmax(dim=-1).tolist(), strict=True):
             token_ids[rows[i]] = token_id
     if drawn:
-        for i, token_id in zip(drawn, _draw_rows(_rows(scores, drawn), [chosen[i] for i in drawn]), strict=True):
+        uniforms = [chosen[i].uniform() for i in drawn]
+        for i, token_id in zip(drawn, draw(_rows(scores, drawn), uniforms), strict=True):
             token_ids[rows[i]] = token_id
             if token_id is None:
                 failures[rows[i]] = BrokenLogits(
                     "finite scores were wanted; penalties or temperature made the logits overflow float32. "
                     "Check the model's weights, or use a temperature and a repetition_penalty nearer to 1."
                 )
-
-
-def _draw_rows(scores: Tensor, states: Sequence[SamplingState]) -> list[int | None]:
-    """Filter each row of scores [n, vocab], which may be overwritten, and draw from it.
-
-    Where the filters leave few tokens, only those are looked at. Which way a row goes depends on itself alone.
-    """
-    uniforms = [state.uniform() for state in states]
-    drawn: dict[int, int | None] = {}
-    few = [row for row, state in enumerate(states) if may_be_few(state.params)]
-    if few:
-        found = find_candidates(_rows(scores, few), [states[row].params for row in few])
-        taken = zip(few, found.draw([uniforms[row] for row in few]), strict=True)
-        drawn = {row: token_id for row, token_id in taken if token_id is not None}
-    rest = [row for row in range(len(states)) if row not in drawn]
-    if rest:
-        left = _rows(scores, rest)
-        filter_rows(left, {place: states[row].params for place, row in enumerate(rest)})
-        drawn |= zip(rest, draw(left, [uniforms[row] for row in rest]), strict=True)
-    return [drawn[row] for row in range(len(states))]
 
 
 def draw(scores: Tensor, uniforms: Sequence[float]) -> list[int | None]:
