@@ -81,9 +81,13 @@ class _Demo:
         from agentkv.models import LoadOptions, resolve
 
         source = resolve(model)
-        import transformers  # noqa: F401  # the seconds that this takes are not the model's
+        from agentkv.models.index import import_transformers_models
+        from agentkv.models.quiet import paused_garbage_collection, quiet_transformers
 
-        from agentkv.models.quiet import quiet_transformers
+        with paused_garbage_collection():
+            import transformers  # noqa: F401  # the seconds that this takes are not the model's
+
+            import_transformers_models()
 
         began = time.perf_counter()
         loaded = source.load(LoadOptions(dtype="float32"))
