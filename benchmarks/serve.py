@@ -69,25 +69,15 @@ class Cost:
 
 LIMITS = Cost(request=1e-3, tools=1e-3, streamed=1e-3, token=50e-6)
 """What HTTP may cost more, by the clock."""
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": f"look_up_{number}",
-            "description": f"Look something up in place {number}.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": "What to look for."},
-                    "most": {"type": "integer", "minimum": 1, "maximum": 100},
-                    "kinds": {"type": "array", "items": {"enum": ["text", "code", "table"]}},
-                },
-                "required": ["query"],
-                "additionalProperties": False,
-            },
-        },
-    }
-    for number in range(20)
+PROPERTIES = {
+    "query": {"type": "string", "description": "What to look for."},
+    "most": {"type": "integer", "minimum": 1, "maximum": 100},
+    "kinds": {"type": "array", "items": {"enum": ["text", "code", "table"]}},
+}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["query"], "additionalProperties": False}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": f"look_up_{number}", "description": text, "parameters": PARAMETERS}}
+    for number, text in ((number, f"Look something up in place {number}.") for number in range(20))
 ]
 
 

@@ -51,7 +51,7 @@ def chat(
         ),
     ] = None,
     kv_dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="Of the pages; int8 holds twice as much, not exactly.")
+        str, typer.Option(metavar="TYPE", help="Of the pages: int8, or fp8 on a GPU; holds twice as much, not exactly.")
     ] = "auto",
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For the pages, as in 4GiB.", show_default="by the machine")

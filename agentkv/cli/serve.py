@@ -50,7 +50,9 @@ def serve(
         Literal["int8", "int4"] | None,
         typer.Option(help="int8 or int4: faster where few talk at once.", show_default="the model's own"),
     ] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Of the pages; int8 holds twice as much, not exactly.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Of the pages: int8, or fp8 on a GPU; holds twice as much, not exactly.")
+    ] = "auto",
     memory: Annotated[
         str | None, typer.Option(help="For the pages, as in 4GiB.", show_default="by the machine")
     ] = None,
