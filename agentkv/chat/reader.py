@@ -11,6 +11,7 @@ passes unchanged.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -57,7 +58,8 @@ class TurnReader:
     inside_reasoning: the prompt has opened the reasoning already
     call_format: the template's; with None, or no tool_names, no text is a call
     is_call: given where the answer is calls or JSON and nothing else. Then what does not begin with a marker is text to
-    its end, markers in it too; but where the format's calls stand bare, those of which this says so are calls
+    its end, markers in it too; but where the format's calls stand bare, one object with the format's own two keys and
+    no other, of which this says so, is a call
     id_seed: equal seeds give equal ids to the calls of equal answers
     index: which of the n choices
 
@@ -129,7 +131,7 @@ class TurnReader:
         """
         if self._bare is not None:
             deltas, calls = self._bare.finish(cut, self._tool_names)
-            if calls and (self._is_call is None or all(map(self._is_call, calls))):
+            if calls and self._takes(calls, self._bare.raw):
                 self._text.end_part()
                 self._deltas += deltas
                 self._calls += calls
@@ -190,6 +192,17 @@ class TurnReader:
         """Where JSON is wanted too, what stands bare is that, unless the format's own calls stand bare."""
         call_format = self._call_format
         return call_format is not None and (self._is_call is None or not call_format.before.strip())
+
+    def _takes(self, calls: list[ToolCall], raw: str) -> bool:
+        """Where JSON is wanted too, a call is what the mask's calls are: one object with the format's keys alone."""
+        if self._is_call is None:
+            return True
+        call_format = self._call_format
+        assert call_format is not None, "without a format nothing is a call"
+        value = json.loads(raw) if len(calls) == 1 and calls[0].error is None and raw.lstrip()[0] == "{" else None
+        return (
+            isinstance(value, dict) and value.keys() == {"name", call_format.arguments_key} and self._is_call(calls[0])
+        )
 
     def _read_plain(self, text: str) -> str:
         self._say(TextDelta, self._text.write(text) + self._text.finish())

@@ -90,8 +90,8 @@ def json_or_calls_mask(
     """Either one call of one of the tools or one JSON value by the schema: the model's first tokens decide.
 
     The call is written as `forced_call_mask` lets it be, the value as `json_mask`; without tools it is that one alone.
-    Where calls stand bare, a text can be both: an object with a tool's name and with arguments that fit this tool's
-    schema is the call (`TurnReader` is told so by its `is_call`), any other the value.
+    Where calls stand bare, a text can be both: an object with the format's own keys and no other, a tool's name and
+    arguments that fit this tool's schema is the call (`TurnReader` is told so by its `is_call`), any other the value.
     """
     vocabulary = vocabulary_of(tokenizer)
     grammar = JsonGrammar()

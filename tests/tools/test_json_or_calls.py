@@ -171,6 +171,33 @@ def test_a_value_may_be_written_beside_calls_and_is_no_call(schema: str, text: s
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ("any object", '{"name": "add", "OTHER": {"a": 1}, "why": 2}'),
+        ("any object", '{"name": "add", "OTHER": {"a": 1}}'),
+        ("anything", '{"name": "add", "OTHER": {"a": 1}}'),
+    ],
+)
+def test_what_resembles_a_call_but_is_not_written_as_the_formats_calls_is_the_value(
+    schema: str, text: str, form: str
+) -> None:
+    other = {"arguments": "parameters", "parameters": "arguments"}[FORMATS[form].arguments_key]
+    text = text.replace("OTHER", other)
+    assert accepts(SCHEMAS[schema], FORMATS[form], text)
+    turn = read(text, FORMATS[form], random.Random(len(text)))
+    assert (turn.text, turn.calls, turn.reasoning) == (text, (), None)
+
+
+def test_a_constant_that_another_format_would_call_with_is_the_value() -> None:
+    text = '{"name": "add", "arguments": {"a": 1}}'
+    assert accepts(SCHEMAS["one call"], FORMATS["parameters"], text)
+    assert read(text, FORMATS["parameters"], random.Random(0)).calls == ()
+    [call] = read(text, FORMATS["bare"], random.Random(0)).calls
+    assert call.arguments == {"a": 1}
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
 def test_both_come_where_the_model_may_choose(form: str) -> None:
     kinds = {
         bool(read(written("list", FORMATS[form], random.Random(n)), FORMATS[form], random.Random(n)).calls)
