@@ -99,7 +99,7 @@ def open_runner(
             _log.info("%s passed the probe in %.2f s", name, time.perf_counter() - began)
         own = None
         if shape is not None and not against:
-            own = make_own_forward(shape, name, weights)
+            own = make_own_forward(shape, name, kernels, weights)
         elif weights is not None:
             raise ConfigError(
                 f"weights={weights!r} is for models whose layers agentkv runs by a forward of its own; "

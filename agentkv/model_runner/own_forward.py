@@ -9,21 +9,38 @@ Behind the last attention only the rows whose logits are asked for go on, and no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .decoder_shape import DecoderShape, LayerShape, Norm
 from .products import Product, Weights, linear_weights
 
-__all__ = ["Attend", "OwnForward"]
+__all__ = ["Attend", "LayersForward", "OwnForward", "are_hooked"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [n, heads, size], key [n, kv_heads, size], value [n, kv_heads, value_size]) to [n, heads, value_size];
 it may keep none of them."""
+
+
+class LayersForward(Protocol):
+    """Runs packed tokens through the layers of one model. Owned by the thread that runs it."""
+
+    scales: tuple[float, ...]
+    """Of each layer's scores."""
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether somebody has set a hook on the model since, which only the model's own forward calls. O(modules)."""
+        ...
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend) -> Tensor:
+        """Logits [len(rows), vocab] behind the tokens `rows` of the packed token_ids [n] at positions [n]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +55,7 @@ class _Layer:
 
 
 class OwnForward:
-    """Runs packed tokens through the layers of one model. Made once; owned by the thread that runs it."""
+    """A LayersForward of torch's operations, on any device, with whatever products it is given."""
 
     def __init__(
         self,
@@ -55,15 +72,12 @@ class OwnForward:
         self._head = (make_head or make_product)(linear_weights(shape.head))
         self._modules = shape.modules
         self.scales = tuple(layer.scale for layer in shape.layers)
-        """Of each layer's scores."""
 
     @property
     def is_hooked(self) -> bool:
-        """Whether somebody has set a hook on the model since, which only the model's own forward calls. O(modules)."""
-        return any(module._forward_hooks or module._forward_pre_hooks for module in self._modules)
+        return are_hooked(self._modules)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend) -> Tensor:
-        """Logits [len(rows), vocab] behind the tokens `rows` of the packed token_ids [n] at positions [n]."""
         shape = self._shape
         hidden = functional.embedding(token_ids, shape.embedding)
         turn = _Turn(*shape.rotary(hidden[None], positions[None]))
@@ -78,6 +92,10 @@ class OwnForward:
             gates = layer.gates(_normed(hidden, layer.shape.before_gates))
             hidden += layer.down(_gated(gates, layer.shape.activation))
         return self._head(_normed(hidden, shape.norm))
+
+
+def are_hooked(modules: Iterable[nn.Module]) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 class _Turn:

@@ -8,11 +8,14 @@ import time
 import torch
 
 from agentkv.errors import ConfigError
+from agentkv_kernels import Backend
+from agentkv_kernels.cpu import CpuBackend
 
 from .available import available_memory
+from .compiled_forward import CompiledForward, can_compile
 from .decoder_shape import DecoderShape
 from .low_bit import Bits, lies_on_4_bits, low_bit_product
-from .own_forward import OwnForward
+from .own_forward import LayersForward, OwnForward
 from .products import PackedOnUse, Plain, Product, Weights, can_pack
 
 __all__ = ["make_own_forward", "require_low_bit"]
@@ -37,15 +40,20 @@ def require_low_bit(weights: Bits, device: torch.device, dtype: torch.dtype) -> 
         )
 
 
-def make_own_forward(shape: DecoderShape, name: str, bits: Bits | None = None) -> OwnForward:
+def make_own_forward(shape: DecoderShape, name: str, kernels: Backend, bits: Bits | None = None) -> LayersForward:
     """Where a quarter of the available memory holds a packed copy of the weights, the first step makes it: some 0.2 s
-    for 200 MB. `bits` cost one read of the weights here, and their rounding.
+    for 200 MB. With the cpu backend's kernels the whole forward is theirs, but where `bits` say otherwise, which cost
+    one read of the weights here, and their rounding.
     """
     began, weight = time.perf_counter(), shape.head.weight
-    packed = can_pack(weight.device, weight.dtype)
+    compiles = kernels if bits is None and isinstance(kernels, CpuBackend) and can_compile(shape) else None
+    packed = compiles is not None or can_pack(weight.device, weight.dtype)
     if packed and shape.linear_bytes > available_memory() * _PACKED_SHARE:
         _log.info("%s: no memory for a packed copy of %.2f GiB of weights", name, shape.linear_bytes / 2**30)
         packed = False
+    if packed and compiles is not None:
+        _log.info("%s is run by a forward of ours, compiled for %s", name, compiles.instruction_set)
+        return CompiledForward(shape, compiles)
 
     def plain(weights: Weights) -> Product:
         return PackedOnUse(weights) if packed and weights.num_elements >= _LEAST_PACKED else Plain(weights)

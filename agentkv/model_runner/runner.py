@@ -18,7 +18,7 @@ from .attention import AttentionCall, AttentionSwitch, handling
 from .decode_graphs import DecodeGraphs, are_replayable
 from .kv_read import KVRead, KVReads
 from .layers import AttentionLayers
-from .own_forward import Attend, OwnForward
+from .own_forward import Attend, LayersForward
 from .rope import FrozenRope
 
 __all__ = ["ModelRunner", "PackedSequence", "forward_packed", "vocabulary_rows"]
@@ -91,7 +91,7 @@ def forward_packed(
     backend: Backend,
     layer_of: Mapping[int, int],
     shared: Sequence[SharedRun] = (),
-    own: OwnForward | None = None,
+    own: LayersForward | None = None,
 ) -> tuple[Tensor, AttentionMetadata]:
     """One forward over all sequences, without padding; logits [rows, vocab] in the order of the sequences.
 
@@ -170,7 +170,7 @@ class ModelRunner:
         store: KVStore,
         backend: Backend,
         context_limit: int,
-        own: OwnForward | None = None,
+        own: LayersForward | None = None,
     ) -> None:
         """`own` runs the model's layers wherever nobody but us looks on."""
         self.model = model

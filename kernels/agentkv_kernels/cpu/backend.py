@@ -24,6 +24,7 @@ from ..store import KVStore, LayerSpec
 from . import interface
 from .interface import INSTRUCTION_SETS
 from .library import load
+from .linear import LinearPlan, Linears
 from .tile_store import TileStore, why_unsupported
 
 __all__ = ["CpuBackend"]
@@ -88,9 +89,8 @@ class CpuBackend:
 
     @property
     def description(self) -> str:
-        """Instruction set and why it is that, threads, and where the library lies, in words."""
-        threads = "OpenMP" if self._library.has_threads else "one thread, for the compiler has no OpenMP"
-        return f"compiled for {self.instruction_set}, {self._why}; {threads}; {self._library.path}"
+        """Instruction set and why it is that, and where the library lies, in words."""
+        return f"compiled for {self.instruction_set}, {self._why}; {self._library.path}"
 
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device = "cpu"
@@ -100,6 +100,10 @@ class CpuBackend:
                 _log.warning("layer %d has %s: the reference backend serves this model", layer, reason)
                 return self._reference.make_store(layers, num_pages, page_size, device)
         return TileStore(layers, num_pages, page_size, self._library)
+
+    def make_linears(self, plans: Sequence[LinearPlan]) -> Linears:
+        """Weights for products by these kernels; see `linear`."""
+        return Linears(self._library, self._isa, plans)
 
     @torch.no_grad()
     def store_kv(

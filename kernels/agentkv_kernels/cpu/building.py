@@ -26,8 +26,9 @@ BUILT = Path(__file__).parent / "built"
 HOW_TO_MEND = "install a C++17 compiler (Debian, Ubuntu: apt install g++; macOS: xcode-select --install)"
 
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-pthread")
 _WIDE = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+_COMMON = ("pages", "step", "linear", "team")
 _OPTIONAL = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _WIDE,
@@ -80,20 +81,16 @@ def build(target: Path) -> None:
     command = compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
-        objects, threads = compile_objects(command, Path(folder))
+        objects = compile_objects(command, Path(folder))
         linked = Path(folder, target.name)
-        error = _run([*command, "-shared", *threads, *objects, "-o", str(linked)])
+        error = _run([*command, "-shared", "-pthread", *objects, "-o", str(linked)])
         if error is not None:
             raise BuildFailed(error)
         os.replace(linked, target)
 
 
-def compile_objects(command: list[str], folder: Path, *extra: str) -> tuple[list[str], tuple[str, ...]]:
-    """Object files of all sources in `folder`, and the flags for threads to link them with. Raises BuildFailed."""
-    # Clang often comes without the library behind -fopenmp; one thread is better than none.
-    probe = folder / "probe.cpp"
-    probe.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
-    threads = ("-fopenmp",) if _run([*command, "-fopenmp", str(probe), "-o", str(folder / "probe")]) is None else ()
+def compile_objects(command: list[str], folder: Path, *extra: str) -> list[str]:
+    """Object files of all sources in `folder`. Raises BuildFailed."""
     optional = _OPTIONAL if platform.machine() in ("x86_64", "AMD64") else {}
 
     def compiled(name: str) -> str | None:
@@ -103,12 +100,12 @@ def compile_objects(command: list[str], folder: Path, *extra: str) -> tuple[list
     with ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
         errors = dict(zip(names, pool.map(compiled, names), strict=True))
     present = [f"-DAKV_WITH_{name.upper()}" for name in optional if errors[name] is None]
-    errors["pages"] = _object(command, folder, "pages", (*_FLAGS, *threads, *extra))
-    errors["step"] = _object(command, folder, "step", (*_FLAGS, *threads, *present, *extra))
-    for name in ("plain", "pages", "step"):
+    for name in _COMMON:
+        errors[name] = _object(command, folder, name, (*_FLAGS, *present, *extra))
+    for name in ("plain", *_COMMON):
         if (error := errors[name]) is not None:
             raise BuildFailed(error)
-    return [str(file) for file in sorted(folder.glob("*.o"))], threads
+    return [str(file) for file in sorted(folder.glob("*.o"))]
 
 
 def _object(command: list[str], folder: Path, name: str, flags: tuple[str, ...]) -> str | None:

@@ -16,12 +16,17 @@ __all__ = [
     "SLACK",
     "Call",
     "Layer",
+    "Linear",
+    "Norm",
+    "Part",
+    "Product",
     "Run",
     "Step",
+    "Turn",
     "declare",
 ]
 
-INTERFACE = 2
+INTERFACE = 3
 INSTRUCTION_SETS = ("plain", "avx2", "avx512", "avx512_bf16")
 """From the least to the most; the place of a name is its code."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -83,11 +88,56 @@ class Call(Structure):
     )
 
 
+class Linear(Structure):
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("in", c_int32),
+        ("out", c_int32),
+        ("dtype", c_int32),
+    )
+
+
+class Part(Structure):
+    _fields_ = (("weight", c_void_p), ("row_stride", c_int64), ("out", c_int64))
+
+
+class Norm(Structure):
+    _fields_ = (("weight", c_void_p), ("eps", c_float))
+
+
+class Product(Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("out", c_void_p),
+        ("row_stride", c_int64),
+        ("out_stride", c_int64),
+        ("num_rows", c_int64),
+        ("then", c_int32),
+        ("isa", c_int32),
+        ("threads", c_int32),
+    )
+
+
+class Turn(Structure):
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("query_norm", Norm),
+        ("key_norm", Norm),
+        ("num_query_heads", c_int32),
+        ("num_heads", c_int32),
+        ("size", c_int32),
+        ("dtype", c_int32),
+        ("isa", c_int32),
+        ("threads", c_int32),
+    )
+
+
 _STEP = (POINTER(Layer), POINTER(Step), POINTER(Call))
 _FUNCTIONS = {
     "akv_interface": (c_int32, ()),
     "akv_supported": (c_int32, ()),
-    "akv_threads": (c_int32, ()),
     "akv_attend": (c_int32, _STEP),
     "akv_keys_read": (c_int64, _STEP),
     "akv_read": (c_uint64, _STEP),
@@ -100,6 +150,10 @@ _FUNCTIONS = {
     "akv_import": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p, c_void_p)),
     "akv_export_scales": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p)),
     "akv_import_scales": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p)),
+    "akv_panel_bytes": (c_int64, (POINTER(Linear), c_int32)),
+    "akv_pack": (None, (POINTER(Linear), c_int32, POINTER(Part), c_int32, c_void_p, c_int32)),
+    "akv_multiply": (c_int32, (POINTER(Linear), POINTER(Norm), POINTER(Product))),
+    "akv_turn_heads": (None, (POINTER(Turn), c_void_p, c_int64, c_int64)),
     "akv_fill": (c_int32, (POINTER(Layer), c_void_p, c_int64, c_float)),
 }
 

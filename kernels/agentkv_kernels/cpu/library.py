@@ -33,7 +33,6 @@ class Library:
     path: Path
     instruction_sets: tuple[str, ...]
     """Those that this processor has and the library was made for, the least first."""
-    has_threads: bool
 
 
 _loading = threading.Lock()
@@ -61,7 +60,7 @@ def _open(path: Path) -> Library:
         raise OSError(f"{path} speaks version {had} of the interface, version {INTERFACE} is wanted; remove it")
     present = calls.akv_supported()
     sets = tuple(name for code, name in enumerate(INSTRUCTION_SETS) if present >> code & 1)
-    return Library(calls, path, sets, bool(calls.akv_threads()))
+    return Library(calls, path, sets)
 
 
 def _made() -> Path:
@@ -74,7 +73,7 @@ def _made() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{name}.lock"):
         if not target.exists():
-            _log.info("compiling the attention kernels into %s; this happens once", target)
+            _log.info("compiling the kernels into %s; this happens once", target)
             building.build(target)
     return target
 

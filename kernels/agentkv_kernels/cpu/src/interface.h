@@ -59,4 +59,55 @@ struct akv_call {
     int32_t isa;
     int32_t threads;
 };
+
+// What becomes of a product: it is written, added to what stands there, or its first half is gated with the second.
+enum akv_then : int32_t { AKV_WRITE = 0, AKV_ADD = 1, AKV_GATE = 2 };
+
+// A weight, or several over the same inputs, as akv_pack lays them down (linear.h).
+struct akv_linear {
+    const void *panels;
+    const float *bias;  // 32 for each panel, in its order, or null
+    int32_t in;
+    int32_t out;
+    int32_t dtype;      // of weight, rows and results
+};
+
+// A weight as a model has it: [out][in], rows row_stride elements apart.
+struct akv_part {
+    const void *weight;
+    int64_t row_stride;
+    int64_t out;
+};
+
+// x / sqrt(mean(x^2) + eps) * weight; without a weight there is no norm.
+struct akv_norm {
+    const float *weight;
+    float eps;
+};
+
+// One product. Strides are in elements; the last dimension is contiguous.
+struct akv_product {
+    const void *rows;  // [num_rows][in]
+    void *out;         // [num_rows][out], or [num_rows][out / 2] where halves are gated
+    int64_t row_stride;
+    int64_t out_stride;
+    int64_t num_rows;
+    int32_t then;
+    int32_t isa;
+    int32_t threads;
+};
+
+// Norms, where there are some, and RoPE of queries and the keys behind them.
+struct akv_turn {
+    const float *cos;  // [num_tokens][size]
+    const float *sin;
+    akv_norm query_norm;
+    akv_norm key_norm;
+    int32_t num_query_heads;
+    int32_t num_heads;  // of queries and keys together
+    int32_t size;
+    int32_t dtype;
+    int32_t isa;
+    int32_t threads;
+};
 }

@@ -1,4 +1,6 @@
 #include "vectors_plain.h"
 #include "attention.h"
+#include "linear.h"
 
 const Kernels plain_kernels = {scratch_bytes, attend, read};
+const LinearKernels plain_linear = {ROWS_ARE_FP32, prepare, multiply, turn};

@@ -3,8 +3,11 @@
 #include <cstdlib>
 
 #include "layout.h"
+#include "team.h"
 
 namespace {
+
+constexpr int64_t LEAST_TOKENS = 16;  // for which other threads pay
 
 // Where one head's keys or values of a token lie, element by element.
 template <class Element> struct Place {
@@ -101,8 +104,8 @@ void store_tokens(const akv_layer *layer, const void *key, int64_t key_token, in
                   int64_t value_token, int64_t value_head, const int64_t *slots, int64_t num_tokens, int threads) {
     const Layout layout(layer);
     // Two tokens of a tile may share words, so threads part the heads among them and not the tokens.
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int head = 0; head < layer->kv_heads; ++head)
+    for_each(num_tokens < LEAST_TOKENS ? 1 : threads, layer->kv_heads, [&](int64_t item) {
+        const int head = static_cast<int>(item);
         for (int64_t i = 0; i < num_tokens; ++i) {
             const int64_t page = slots[i] / layer->page_size;
             const int offset = static_cast<int>(slots[i] % layer->page_size);
@@ -120,6 +123,7 @@ void store_tokens(const akv_layer *layer, const void *key, int64_t key_token, in
             key_place<Element>(layout, page, head, offset).put(from_key, layer->key_size);
             value_place<Element>(layout, page, head, offset).put(from_value, layer->value_size);
         }
+    });
 }
 
 // Canonical pages: keys [n][page_size][kv_heads][key_size], values alike.

@@ -7,12 +7,15 @@
 // its queries, parted by keys where there would be too few items for the threads. Queries with more than one item get a
 // partial result from each, and these are merged by their log-sum-exp (FlashDecoding; Dao et al. 2023).
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <new>
 #include <vector>
 
 #include "layout.h"
+#include "team.h"
+#include "thread_memory.h"
 #include "work.h"
 
 namespace {
@@ -36,22 +39,6 @@ const Kernels *kernels_of(int isa) {
         default: return &plain_kernels;
     }
 }
-
-// Memory of one thread, that grows to what was asked of it at most.
-struct Memory {
-    char *start = nullptr;
-    size_t size = 0;
-
-    ~Memory() { free(start); }
-    char *take(size_t bytes) {
-        if (bytes > size) {
-            free(start);
-            start = static_cast<char *>(malloc(bytes));
-            size = start ? bytes : 0;
-        }
-        return start;
-    }
-};
 
 thread_local Memory scratch_memory, partial_memory;
 
@@ -230,24 +217,20 @@ int32_t attend(const akv_layer *layer, const akv_step *step, const akv_call *cal
     }
     const int64_t num_items = static_cast<int64_t>(plan.items.size()), units = num_items * layer->kv_heads;
     const Item *items = plan.items.data();
-    int failed = 0;
+    std::atomic<bool> failed{false};
     // Heads outermost: the items of one prompt then read the same keys and values one after the other.
-#pragma omp parallel for num_threads(call->threads) schedule(dynamic, 1) if (call->threads > 1 && units > 1)
-    for (int64_t unit = 0; unit < units; ++unit) {
+    for_each(call->threads, units, [&](int64_t unit) {
         const Item &item = items[unit % num_items];
         char *scratch = scratch_memory.take(kernels->scratch_bytes(work, item.num_rows));
         if (scratch)
             kernels->attend(work, item, static_cast<int>(unit / num_items), scratch);
-        else {
-#pragma omp atomic write
-            failed = 1;
-        }
-    }
-    if (failed) return AKV_NO_MEMORY;
+        else
+            failed.store(true);
+    });
+    if (failed.load()) return AKV_NO_MEMORY;
     const int64_t num_merges = static_cast<int64_t>(plan.merges.size());
     const Merge *merges = plan.merges.data();
-#pragma omp parallel for num_threads(call->threads) if (call->threads > 1 && num_merges > 8)
-    for (int64_t i = 0; i < num_merges; ++i) merge(work, merges[i]);
+    for_each(num_merges > 8 ? call->threads : 1, num_merges, [&](int64_t i) { merge(work, merges[i]); });
     return AKV_OK;
 }
 
@@ -256,7 +239,7 @@ int32_t attend(const akv_layer *layer, const akv_step *step, const akv_call *cal
 extern "C" {
 
 // Raised with every change of what crosses the border.
-int32_t akv_interface(void) { return 2; }
+int32_t akv_interface(void) { return 3; }
 
 // A bit for each instruction set that this library was made for and this processor has.
 int32_t akv_supported(void) {
@@ -275,14 +258,6 @@ int32_t akv_supported(void) {
 #endif
 #endif
     return found;
-}
-
-int32_t akv_threads(void) {
-#if defined(_OPENMP)
-    return 1;
-#else
-    return 0;
-#endif
 }
 
 int32_t akv_attend(const akv_layer *layer, const akv_step *step, const akv_call *call) {

@@ -10,6 +10,8 @@ struct F16 { __m256 a, b; };
 struct W16 { __m256i a, b; };
 
 constexpr int MAX_ROWS = 6, KEY_TILES = 1, VALUE_VECTORS = 1;
+// Rows and vectors of a panel whose sums are.
+constexpr int PRODUCT_ROWS = 6, PRODUCT_VECTORS = 1;
 
 inline F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline F16 all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

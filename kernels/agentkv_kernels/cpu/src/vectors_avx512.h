@@ -11,6 +11,8 @@ struct W16 { __m512i v; };  // 16 words of two bf16 each
 
 // Rows of queries, tiles of keys and vectors of values whose sums are kept in registers at once.
 constexpr int MAX_ROWS = 6, KEY_TILES = 4, VALUE_VECTORS = 4;
+// Rows and vectors of a panel whose sums are.
+constexpr int PRODUCT_ROWS = 12, PRODUCT_VECTORS = 2;
 
 inline F16 zero() { return {_mm512_setzero_ps()}; }
 inline F16 all(float x) { return {_mm512_set1_ps(x)}; }

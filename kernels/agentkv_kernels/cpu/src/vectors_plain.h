@@ -15,6 +15,8 @@ struct F16 { V4 v[4]; };
 struct W16 { U4 v[4]; };
 
 constexpr int MAX_ROWS = 2, KEY_TILES = 1, VALUE_VECTORS = 1;
+// Rows and vectors of a panel whose sums are.
+constexpr int PRODUCT_ROWS = 2, PRODUCT_VECTORS = 1;
 
 template <class Of> inline F16 each(Of of) { return {of(0), of(1), of(2), of(3)}; }
 
