@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .products import Packed, Plain, Product, Weights
 
-__all__ = ["Bits", "Codes", "FewRows", "lies_on_4_bits", "low_bit_product", "to_4_bits", "to_8_bits"]
+__all__ = ["GROUP", "Bits", "Codes", "FewRows", "lies_on_4_bits", "low_bit_product", "to_4_bits", "to_8_bits"]
 
 Bits = Literal["int8", "int4"]
 

@@ -42,18 +42,23 @@ def require_low_bit(weights: Bits, device: torch.device, dtype: torch.dtype) -> 
 
 def make_own_forward(shape: DecoderShape, name: str, kernels: Backend, bits: Bits | None = None) -> LayersForward:
     """Where a quarter of the available memory holds a packed copy of the weights, the first step makes it: some 0.2 s
-    for 200 MB. With the cpu backend's kernels the whole forward is theirs, but where `bits` say otherwise, which cost
-    one read of the weights here, and their rounding.
+    for 200 MB. With the cpu backend's kernels the whole forward is theirs. `bits` cost one read of the weights here,
+    and their rounding.
     """
     began, weight = time.perf_counter(), shape.head.weight
-    compiles = kernels if bits is None and isinstance(kernels, CpuBackend) and can_compile(shape) else None
-    packed = compiles is not None or can_pack(weight.device, weight.dtype)
+    compiles = isinstance(kernels, CpuBackend) and can_compile(shape)
+    packed = compiles or can_pack(weight.device, weight.dtype)
     if packed and shape.linear_bytes > available_memory() * _PACKED_SHARE:
         _log.info("%s: no memory for a packed copy of %.2f GiB of weights", name, shape.linear_bytes / 2**30)
         packed = False
-    if packed and compiles is not None:
-        _log.info("%s is run by a forward of ours, compiled for %s", name, compiles.instruction_set)
-        return CompiledForward(shape, compiles)
+    if isinstance(kernels, CpuBackend) and compiles and (packed or bits is not None):
+        compiled = CompiledForward(shape, kernels, bits, widened=packed)
+        kinds = "as they are" if bits is None else f"{bits} for few rows" if packed else f"{bits} for all rows"
+        _log.info(
+            "%s is run by a forward of ours, compiled for %s, weights %s, made in %.2f s",
+            name, kernels.instruction_set, kinds, time.perf_counter() - began,
+        )  # fmt: skip
+        return compiled
 
     def plain(weights: Weights) -> Product:
         return PackedOnUse(weights) if packed and weights.num_elements >= _LEAST_PACKED else Plain(weights)

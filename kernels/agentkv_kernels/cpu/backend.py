@@ -24,7 +24,7 @@ from ..store import KVStore, LayerSpec
 from . import interface
 from .interface import INSTRUCTION_SETS
 from .library import load
-from .linear import LinearPlan, Linears
+from .linear import CodesPlan, LinearPlan, Linears, RMSNorm, Turn
 from .tile_store import TileStore, why_unsupported
 
 __all__ = ["CpuBackend"]
@@ -101,9 +101,31 @@ class CpuBackend:
                 return self._reference.make_store(layers, num_pages, page_size, device)
         return TileStore(layers, num_pages, page_size, self._library)
 
-    def make_linears(self, plans: Sequence[LinearPlan]) -> Linears:
+    def make_linears(self, plans: Sequence[LinearPlan | CodesPlan]) -> Linears:
         """Weights for products by these kernels; see `linear`."""
         return Linears(self._library, self._isa, plans)
+
+    def make_turn(
+        self,
+        *,
+        num_query_heads: int,
+        num_heads: int,
+        size: int,
+        dtype: torch.dtype,
+        query_norm: RMSNorm | None = None,
+        key_norm: RMSNorm | None = None,
+    ) -> Turn:
+        """RoPE by these kernels, of queries and of keys behind them, `num_heads` together, of `size` elements."""
+        return Turn(
+            self._library,
+            self._isa,
+            num_query_heads=num_query_heads,
+            num_heads=num_heads,
+            size=size,
+            dtype=dtype,
+            query_norm=query_norm,
+            key_norm=key_norm,
+        )
 
     @torch.no_grad()
     def store_kv(

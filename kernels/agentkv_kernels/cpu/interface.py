@@ -95,6 +95,7 @@ class Linear(Structure):
         ("in", c_int32),
         ("out", c_int32),
         ("dtype", c_int32),
+        ("bits", c_int32),
     )
 
 
@@ -152,6 +153,7 @@ _FUNCTIONS = {
     "akv_import_scales": (None, (POINTER(Layer), c_void_p, c_int64, c_void_p)),
     "akv_panel_bytes": (c_int64, (POINTER(Linear), c_int32)),
     "akv_pack": (None, (POINTER(Linear), c_int32, POINTER(Part), c_int32, c_void_p, c_int32)),
+    "akv_pack_codes": (None, (POINTER(Linear), c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
     "akv_multiply": (c_int32, (POINTER(Linear), POINTER(Norm), POINTER(Product))),
     "akv_turn_heads": (None, (POINTER(Turn), c_void_p, c_int64, c_int64)),
     "akv_fill": (c_int32, (POINTER(Layer), c_void_p, c_int64, c_float)),

@@ -7,19 +7,21 @@ stand beside, so that a row gives the same bits alone and in a batch, on one thr
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..memory import zeroed
 from . import interface
 from .interface import DTYPES
 from .library import Library
 
-__all__ = ["Linear", "LinearPlan", "Linears", "RMSNorm", "Turn"]
+__all__ = ["CodesPlan", "Linear", "LinearPlan", "Linears", "RMSNorm", "Turn"]
 
 _WRITE, _ADD, _GATE = 0, 1, 2
 _PANEL = 32
@@ -41,9 +43,65 @@ class LinearPlan:
     def out(self) -> int:
         return sum(weight.shape[0] for weight in self.weights)
 
+    @property
     def described(self) -> interface.Linear:
         weight = self.weights[0]
-        return interface.Linear(None, None, weight.shape[1], self.out, DTYPES[weight.dtype])
+        return interface.Linear(None, None, weight.shape[1], self.out, DTYPES[weight.dtype], 0)
+
+    def bias(self) -> Tensor | None:
+        """fp32 [out]; None where there is none."""
+        if all(bias is None for bias in self.biases):
+            return None
+        parts = [
+            torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
+            for weight, bias in zip(self.weights, self.biases, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def lay_down(self, calls: ctypes.CDLL, start: int) -> None:
+        kept = [weight if weight.stride(-1) == 1 else weight.contiguous() for weight in self.weights]
+        parts = (interface.Part * len(kept))(
+            *(interface.Part(weight.data_ptr(), weight.stride(0), weight.shape[0]) for weight in kept)
+        )
+        calls.akv_pack(byref(self.described), self.gated, parts, len(kept), start, torch.get_num_threads())
+
+
+@dataclass(frozen=True, slots=True)
+class CodesPlan:
+    """A weight [out, in] of few bits: code * scale, or code * scale + middle. Rows and results are bf16.
+
+    codes: int8 [out, in], contiguous: with 8 bits -127 to 127, with 4 bits -8 to 7
+    scale: bf16 [out], or with 4 bits [out, in / 32]
+    middle: bf16 [out, in / 32], with 4 bits alone, where `in` is a multiple of 32
+    gated: as a LinearPlan's, of the first and the second half of the outputs
+    """
+
+    codes: Tensor
+    scale: Tensor
+    middle: Tensor | None
+    bias_of_outputs: Tensor | None
+    gated: bool = False
+
+    @property
+    def out(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def described(self) -> interface.Linear:
+        bits = 8 if self.middle is None else 4
+        return interface.Linear(None, None, self.codes.shape[1], self.out, DTYPES[torch.bfloat16], bits)
+
+    def bias(self) -> Tensor | None:
+        return None if self.bias_of_outputs is None else self.bias_of_outputs.detach().float()
+
+    def lay_down(self, calls: ctypes.CDLL, start: int) -> None:
+        codes, scale = self.codes.contiguous(), self.scale.contiguous()
+        middle = None if self.middle is None else self.middle.contiguous()
+        address = None if middle is None else middle.data_ptr()
+        threads = torch.get_num_threads()
+        calls.akv_pack_codes(
+            byref(self.described), self.gated, codes.data_ptr(), scale.data_ptr(), address, start, threads
+        )
 
 
 class RMSNorm:
@@ -59,7 +117,7 @@ class RMSNorm:
 class Linears:
     """The panels of all weights of a model, in one mapping, whose memory is taken as they are laid down."""
 
-    def __init__(self, library: Library, isa: int, plans: Sequence[LinearPlan]) -> None:
+    def __init__(self, library: Library, isa: int, plans: Sequence[LinearPlan | CodesPlan]) -> None:
         """`isa`: the code of an instruction set.
 
         Costs microseconds: a weight is laid down by the first product with it, which reads it anyway.
@@ -67,7 +125,7 @@ class Linears:
         self.calls = library.calls
         self.isa = isa
         sizes = [
-            -(-int(self.calls.akv_panel_bytes(byref(plan.described()), plan.gated)) // _ALIGNED) * _ALIGNED
+            -(-int(self.calls.akv_panel_bytes(byref(plan.described), plan.gated)) // _ALIGNED) * _ALIGNED
             for plan in plans
         ]
         self._memory = zeroed((sum(sizes) + _ALIGNED,), torch.uint8, torch.device("cpu"))
@@ -87,11 +145,11 @@ class Linear:
 
     __slots__ = ("_bias", "_is_gated", "_owner", "_plan", "_product", "_start", "_struct", "out")
 
-    def __init__(self, owner: Linears, plan: LinearPlan, start: int) -> None:
+    def __init__(self, owner: Linears, plan: LinearPlan | CodesPlan, start: int) -> None:
         self._owner = owner
-        self._plan: LinearPlan | None = plan
+        self._plan: LinearPlan | CodesPlan | None = plan
         self._start = start
-        self._struct = plan.described()
+        self._struct = plan.described
         self._bias = _bias_of(plan)
         self._product = interface.Product(then=_GATE if plan.gated else _WRITE, isa=owner.isa)
         self._is_gated = plan.gated
@@ -102,8 +160,7 @@ class Linear:
 
         Rows and results have the weight's dtype and a contiguous last dimension. Raises MemoryError.
         """
-        if self._plan is not None:
-            self._lay_down(self._plan)
+        self.lay_down()
         product = self._product
         product.rows, product.row_stride = rows.data_ptr(), rows.stride(0)
         product.out, product.out_stride = out.data_ptr(), out.stride(0)
@@ -118,16 +175,13 @@ class Linear:
             raise MemoryError(f"memory for {rows.shape[0]} rows of {rows.shape[1]} inputs cannot be had")
         return out
 
-    def _lay_down(self, plan: LinearPlan) -> None:
-        kept = [weight if weight.stride(-1) == 1 else weight.contiguous() for weight in plan.weights]
-        parts = (interface.Part * len(kept))(
-            *(interface.Part(weight.data_ptr(), weight.stride(0), weight.shape[0]) for weight in kept)
-        )
-        threads = torch.get_num_threads()
-        self._owner.calls.akv_pack(byref(self._struct), plan.gated, parts, len(kept), self._start, threads)
-        self._struct.panels = self._start
-        self._struct.bias = None if self._bias is None else self._bias.data_ptr()
-        self._plan = None
+    def lay_down(self) -> None:
+        """Put the weight into its panels now, not with the first product; the tensors of the plan are let go."""
+        if self._plan is not None:
+            self._plan.lay_down(self._owner.calls, self._start)
+            self._struct.panels = self._start
+            self._struct.bias = None if self._bias is None else self._bias.data_ptr()
+            self._plan = None
 
 
 class Turn:
@@ -135,7 +189,8 @@ class Turn:
 
     def __init__(
         self,
-        owner: Linears,
+        library: Library,
+        isa: int,
         *,
         num_query_heads: int,
         num_heads: int,
@@ -144,7 +199,7 @@ class Turn:
         query_norm: RMSNorm | None = None,
         key_norm: RMSNorm | None = None,
     ) -> None:
-        self._calls = owner.calls
+        self._calls = library.calls
         self._norms = (query_norm, key_norm)
         self._struct = interface.Turn(
             None,
@@ -155,7 +210,7 @@ class Turn:
             num_heads,
             size,
             DTYPES[dtype],
-            owner.isa,
+            isa,
         )
 
     def __call__(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -165,17 +220,11 @@ class Turn:
         self._calls.akv_turn_heads(self._struct, tokens.data_ptr(), tokens.stride(0), tokens.shape[0])
 
 
-def _bias_of(plan: LinearPlan) -> Tensor | None:
+def _bias_of(plan: LinearPlan | CodesPlan) -> Tensor | None:
     """fp32, 32 for each panel; None where there is none."""
-    if all(bias is None for bias in plan.biases):
-        return None
-    parts = [
-        torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
-        for weight, bias in zip(plan.weights, plan.biases, strict=True)
-    ]
-    if not plan.gated:
-        flat = torch.cat(parts)
-        return torch.nn.functional.pad(flat, (0, -flat.shape[0] % _PANEL))
+    bias = plan.bias()
+    if bias is None or not plan.gated:
+        return None if bias is None else pad(bias, (0, -bias.shape[0] % _PANEL))
     half = _PANEL // 2
-    halves = [torch.nn.functional.pad(part, (0, -part.shape[0] % half)).view(-1, half) for part in parts]
+    halves = [pad(part, (0, -part.shape[0] % half)).view(-1, half) for part in bias.chunk(2)]
     return torch.cat(halves, dim=1).flatten()

@@ -70,6 +70,7 @@ struct akv_linear {
     int32_t in;
     int32_t out;
     int32_t dtype;      // of weight, rows and results
+    int32_t bits;       // 8 or 4: codes (low_bit.h), rows and results are bf16; 0: none
 };
 
 // A weight as a model has it: [out][in], rows row_stride elements apart.

@@ -1,6 +1,6 @@
 #include "vectors_avx2.h"
 #include "attention.h"
-#include "linear.h"
+#include "low_bit.h"
 
 const Kernels avx2_kernels = {scratch_bytes, attend, read};
-const LinearKernels avx2_linear = {ROWS_ARE_FP32, prepare, multiply, turn};
+const LinearKernels avx2_linear = {ROWS_ARE_FP32, prepare, multiply, prepare_low, multiply_low, turn};

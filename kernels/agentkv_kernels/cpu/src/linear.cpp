@@ -40,6 +40,8 @@ int64_t num_panels(const akv_linear &linear, bool gated) {
 }
 
 int64_t panel_bytes(const akv_linear &linear) {
+    if (linear.bits == 8) return (4 + static_cast<int64_t>(linear.in)) * PANEL_OUTPUTS;
+    if (linear.bits == 4) return static_cast<int64_t>(linear.in) / GROUP * INT4_GROUP_BYTES;
     return (linear.dtype == AKV_FP32 ? linear.in : (linear.in + 1) / 2) * static_cast<int64_t>(LINE_BYTES);
 }
 
@@ -80,13 +82,43 @@ template <class T> void pack(const akv_linear &linear, bool gated, const akv_par
     });
 }
 
+// Codes [out][in]; scales [out], or with 4 bits scales and middles [out][in / 32], in bf16.
+void pack_codes(const akv_linear &linear, bool gated, const int8_t *codes, const uint16_t *scales, const uint16_t *middles,
+                char *to, int threads) {
+    const int64_t inputs = linear.in, groups = inputs / GROUP;
+    for_each(threads, num_panels(linear, gated), [&](int64_t p) {
+        char *panel = to + p * panel_bytes(linear);
+        memset(panel, 0, static_cast<size_t>(panel_bytes(linear)));
+        for (int o = 0; o < PANEL_OUTPUTS; ++o) {
+            const int64_t row = row_of(linear, gated, p, o);
+            if (row < 0) continue;
+            if (linear.bits == 8) {
+                reinterpret_cast<float *>(panel)[o] = float_of(scales[row]);
+                for (int64_t i = 0; i < inputs; ++i)
+                    panel[PANEL_OUTPUTS * 4 + i * PANEL_OUTPUTS + o] = codes[row * inputs + i];
+                continue;
+            }
+            for (int64_t g = 0; g < groups; ++g) {
+                char *group = panel + g * INT4_GROUP_BYTES;
+                memcpy(group + o * 2, scales + row * groups + g, 2);
+                memcpy(group + PANEL_OUTPUTS * 2 + o * 2, middles + row * groups + g, 2);
+                const int8_t *from = codes + row * inputs + g * GROUP;
+                for (int i = 0; i < GROUP; ++i) {
+                    char &byte = group[PANEL_OUTPUTS * 4 + i / 2 * PANEL_OUTPUTS + o];
+                    byte = static_cast<char>(byte | (from[i] + 8) << (i % 2 ? 4 : 0));
+                }
+            }
+        }
+    });
+}
+
 // One product on its way.
 class Multiplication {
   public:
     Multiplication(const akv_linear &linear, const akv_norm *norm, const akv_product &product)
         : linear_(linear), norm_(norm), product_(product), kernels_(kernels_of(product.isa)),
-          numbers_(static_cast<Numbers>(linear.dtype)), gated_(product.then == AKV_GATE),
-          widened_(numbers_ == Numbers::bf16 && kernels_->rows_are_fp32), item_(numbers_ == Numbers::fp32 ? 4 : 2),
+          numbers_(static_cast<Numbers>(linear.dtype)), low_(linear.bits != 0), gated_(product.then == AKV_GATE),
+          widened_(low_ || (numbers_ == Numbers::bf16 && kernels_->rows_are_fp32)), item_(numbers_ == Numbers::fp32 ? 4 : 2),
           given_bytes_(product.row_stride * item_), rows_(static_cast<const char *>(product.rows)),
           row_bytes_(given_bytes_), panels_(num_panels(linear, gated_)), panel_bytes_(panel_bytes(linear)) {}
 
@@ -113,7 +145,7 @@ class Multiplication {
     const akv_product &product_;
     const LinearKernels *kernels_;
     Numbers numbers_;
-    bool gated_, widened_;
+    bool low_, gated_, widened_;
     int64_t item_, given_bytes_;
     const char *rows_;
     int64_t row_bytes_, panels_, panel_bytes_, chunk_ = 0;
@@ -127,7 +159,7 @@ class Multiplication {
     // Puts rows as `multiply` reads them into memory of their own. False: there is none.
     bool prepare() {
         const int64_t n = product_.num_rows;
-        row_bytes_ = up_to(linear_.in * (widened_ ? 4 : item_) + 4, 64);
+        row_bytes_ = up_to((linear_.in + (low_ ? linear_.in / GROUP : 1)) * (widened_ ? 4 : item_), 64);
         if (row_bytes_ / 64 % 2 == 0) row_bytes_ += 64;
         char *prepared = prepared_memory.take(static_cast<size_t>(row_bytes_ * n));
         if (!prepared) return false;
@@ -135,13 +167,20 @@ class Multiplication {
         rows_ = prepared;
         std::atomic<bool> failed{false};
         for_each(product_.threads, (n + ROWS_PREPARED - 1) / ROWS_PREPARED, [&](int64_t block) {
+            const int64_t first = block * ROWS_PREPARED, end = first + ROWS_PREPARED < n ? first + ROWS_PREPARED : n;
             float *wide = reinterpret_cast<float *>(wide_memory.take(static_cast<size_t>(linear_.in) * 4));
             if (!wide) {
                 failed.store(true);
                 return;
             }
-            for (int64_t r = block * ROWS_PREPARED; r < n && r < (block + 1) * ROWS_PREPARED; ++r)
-                kernels_->prepare(given + r * given_bytes_, numbers_, linear_.in, norm_, wide, prepared + r * row_bytes_);
+            for (int64_t r = first; r < end; ++r) {
+                const char *row = given + r * given_bytes_;
+                char *to = prepared + r * row_bytes_;
+                if (low_)
+                    kernels_->prepare_low(row, linear_.in, linear_.bits, norm_, wide, to);
+                else
+                    kernels_->prepare(row, numbers_, linear_.in, norm_, wide, to);
+            }
         });
         return !failed.load();
     }
@@ -154,12 +193,14 @@ class Multiplication {
                              linear_.bias ? linear_.bias + p * PANEL_OUTPUTS : nullptr,
                              numbers_,
                              static_cast<Then>(product_.then),
-                             static_cast<int32_t>(panel_bytes_ / LINE_BYTES),
+                             linear_.bits,
+                             static_cast<int32_t>(low_ ? linear_.in : panel_bytes_ / LINE_BYTES),
                              static_cast<int32_t>(outputs < width ? outputs : width),
                              row_bytes_,
                              product_.out_stride * item_};
         char *out = static_cast<char *>(product_.out) + first * panel.out_bytes + p * width * item_;
-        kernels_->multiply(panel, rows_ + first * row_bytes_, out, left < chunk_ ? left : chunk_);
+        const auto multiply_with = low_ ? kernels_->multiply_low : kernels_->multiply;
+        multiply_with(panel, rows_ + first * row_bytes_, out, left < chunk_ ? left : chunk_);
     }
 };
 
@@ -178,6 +219,12 @@ void akv_pack(const akv_linear *linear, int32_t gated, const akv_part *parts, in
         pack(*linear, gated != 0, parts, num_parts, static_cast<uint32_t *>(panels), threads);
     else
         pack(*linear, gated != 0, parts, num_parts, static_cast<uint16_t *>(panels), threads);
+}
+
+void akv_pack_codes(const akv_linear *linear, int32_t gated, const int8_t *codes, const void *scales, const void *middles,
+                    void *panels, int32_t threads) {
+    pack_codes(*linear, gated != 0, codes, static_cast<const uint16_t *>(scales), static_cast<const uint16_t *>(middles),
+               static_cast<char *>(panels), threads);
 }
 
 int32_t akv_multiply(const akv_linear *linear, const akv_norm *norm, const akv_product *product) {

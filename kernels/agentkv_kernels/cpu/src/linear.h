@@ -135,6 +135,31 @@ template <Numbers numbers> inline void finish_gated(const Panel &panel, char *to
     put<numbers, false>(to, mul(gate, other), cut(16, panel.outputs));
 }
 
+// Puts down the sums of ROWS rows for a panel's vectors from `vector` on.
+template <Numbers numbers, int ROWS>
+ALWAYS_INLINE void finish_rows(const Panel &panel, int vector, char *out, F16 (&sums)[ROWS][PRODUCT_VECTORS]) {
+    if (panel.then == Then::gate) {
+        if constexpr (PRODUCT_VECTORS == 2) {
+            for (int r = 0; r < ROWS; ++r) finish_gated<numbers>(panel, out + r * panel.out_bytes, sums[r][0], sums[r][1]);
+        } else {
+            // The gates wait in memory for the others.
+            static thread_local float waiting[ROWS][16];
+            for (int r = 0; r < ROWS; ++r) {
+                if (vector == 0)
+                    store(waiting[r], sums[r][0]);
+                else
+                    finish_gated<numbers>(panel, out + r * panel.out_bytes, load(waiting[r]), sums[r][0]);
+            }
+        }
+    } else if (panel.then == Then::add) {
+        for (int r = 0; r < ROWS; ++r)
+            finish<numbers, true, PRODUCT_VECTORS>(panel, vector, out + r * panel.out_bytes, sums[r]);
+    } else {
+        for (int r = 0; r < ROWS; ++r)
+            finish<numbers, false, PRODUCT_VECTORS>(panel, vector, out + r * panel.out_bytes, sums[r]);
+    }
+}
+
 template <Numbers numbers, int ROWS> void multiply_rows(const Panel &panel, const char *rows, char *out) {
     for (int vector = 0; vector < 2; vector += PRODUCT_VECTORS) {
         F16 sums[ROWS][PRODUCT_VECTORS];
@@ -143,26 +168,7 @@ template <Numbers numbers, int ROWS> void multiply_rows(const Panel &panel, cons
 #pragma GCC unroll 2
             for (int v = 0; v < PRODUCT_VECTORS; ++v) sums[r][v] = zero();
         add_products<numbers, ROWS, PRODUCT_VECTORS>(panel.start + vector * 64, rows, panel.row_bytes, panel.lines, sums);
-        if (panel.then == Then::gate) {
-            if constexpr (PRODUCT_VECTORS == 2) {
-                for (int r = 0; r < ROWS; ++r) finish_gated<numbers>(panel, out + r * panel.out_bytes, sums[r][0], sums[r][1]);
-            } else {
-                // The gates wait in memory for the others.
-                static thread_local float waiting[ROWS][16];
-                for (int r = 0; r < ROWS; ++r) {
-                    if (vector == 0)
-                        store(waiting[r], sums[r][0]);
-                    else
-                        finish_gated<numbers>(panel, out + r * panel.out_bytes, load(waiting[r]), sums[r][0]);
-                }
-            }
-        } else if (panel.then == Then::add) {
-            for (int r = 0; r < ROWS; ++r)
-                finish<numbers, true, PRODUCT_VECTORS>(panel, vector, out + r * panel.out_bytes, sums[r]);
-        } else {
-            for (int r = 0; r < ROWS; ++r)
-                finish<numbers, false, PRODUCT_VECTORS>(panel, vector, out + r * panel.out_bytes, sums[r]);
-        }
+        finish_rows<numbers, ROWS>(panel, vector, out, sums);
     }
 }
 

@@ -10,8 +10,8 @@ struct F16 { __m256 a, b; };
 struct W16 { __m256i a, b; };
 
 constexpr int MAX_ROWS = 6, KEY_TILES = 1, VALUE_VECTORS = 1;
-// Rows and vectors of a panel whose sums are.
-constexpr int PRODUCT_ROWS = 6, PRODUCT_VECTORS = 1;
+// Rows and vectors of a panel whose sums are; and rows where its weights are codes.
+constexpr int PRODUCT_ROWS = 6, PRODUCT_VECTORS = 1, LOW_BIT_ROWS = 2;
 
 inline F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline F16 all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -34,6 +34,17 @@ inline __m256 eight_int8(const char *p) {
 inline F16 load_int8(const void *p) {
     const char *bytes = static_cast<const char *>(p);
     return {eight_int8(bytes), eight_int8(bytes + 8)};
+}
+// Bytes of two codes each, which stand for 8 less.
+inline __m256 eight_low(__m256i bytes) {
+    const __m256i codes = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)));
+}
+inline void load_int4(const char *p, F16 &low, F16 &high) {
+    const __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+    const __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 8)));
+    low = {eight_low(a), eight_low(b)};
+    high = {eight_low(_mm256_srli_epi32(a, 4)), eight_low(_mm256_srli_epi32(b, 4))};
 }
 inline __m256 eight_bf16(const char *p) {
     const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));

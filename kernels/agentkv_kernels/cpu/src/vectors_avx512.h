@@ -11,8 +11,8 @@ struct W16 { __m512i v; };  // 16 words of two bf16 each
 
 // Rows of queries, tiles of keys and vectors of values whose sums are kept in registers at once.
 constexpr int MAX_ROWS = 6, KEY_TILES = 4, VALUE_VECTORS = 4;
-// Rows and vectors of a panel whose sums are.
-constexpr int PRODUCT_ROWS = 12, PRODUCT_VECTORS = 2;
+// Rows and vectors of a panel whose sums are; and rows where its weights are codes.
+constexpr int PRODUCT_ROWS = 12, PRODUCT_VECTORS = 2, LOW_BIT_ROWS = 6;
 
 inline F16 zero() { return {_mm512_setzero_ps()}; }
 inline F16 all(float x) { return {_mm512_set1_ps(x)}; }
@@ -31,6 +31,13 @@ inline float first(F16 a) { return _mm512_cvtss_f32(a.v); }
 // 16 whole numbers, 16 bf16.
 inline F16 load_int8(const void *p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))))};
+}
+// 16 bytes of two codes each, which stand for 8 less.
+inline void load_int4(const void *p, F16 &low, F16 &high) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+    const __m512 meant = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    low = {_mm512_permutexvar_ps(bytes, meant)};
+    high = {_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), meant)};
 }
 inline F16 load_bf16(const void *p) {
     const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
@@ -64,6 +71,14 @@ inline uint64_t folded(W16 a) {
 #if defined(__AVX512BF16__)
 inline F16 dot(F16 sums, W16 a, uint32_t pair) {
     return {_mm512_dpbf16_ps(sums.v, (__m512bh)a.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)))};
+}
+// The same codes in bf16, two of a byte side by side. An index counts modulo 32, and of a byte's low half the next bit comes
+// along, so the numbers stand there twice.
+inline W16 load_int4_pairs(const void *p) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+    const __m256i eights = (__m256i)_mm512_cvtneps_pbh(_mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+    const __m512i meant = _mm512_inserti64x4(_mm512_castsi256_si512(eights), eights, 1);
+    return {_mm512_permutexvar_epi16(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), meant)};
 }
 // Two vectors of numbers that are exact in bf16, element by element side by side.
 inline void store_pairs(void *p, F16 low, F16 high) {

@@ -15,8 +15,8 @@ struct F16 { V4 v[4]; };
 struct W16 { U4 v[4]; };
 
 constexpr int MAX_ROWS = 2, KEY_TILES = 1, VALUE_VECTORS = 1;
-// Rows and vectors of a panel whose sums are.
-constexpr int PRODUCT_ROWS = 2, PRODUCT_VECTORS = 1;
+// Rows and vectors of a panel whose sums are; and rows where its weights are codes.
+constexpr int PRODUCT_ROWS = 2, PRODUCT_VECTORS = 1, LOW_BIT_ROWS = 1;
 
 template <class Of> inline F16 each(Of of) { return {of(0), of(1), of(2), of(3)}; }
 
@@ -106,6 +106,17 @@ inline F16 load_int8(const void *p) {
         const int8_t *four = numbers + 4 * i;
         return __builtin_convertvector(I4{four[0], four[1], four[2], four[3]}, V4);
     });
+}
+// 16 bytes of two codes each, which stand for 8 less.
+inline void load_int4(const char *p, F16 &low, F16 &high) {
+    float halves[2][16];
+    for (int i = 0; i < 16; ++i) {
+        const int byte = static_cast<unsigned char>(p[i]);
+        halves[0][i] = static_cast<float>((byte & 15) - 8);
+        halves[1][i] = static_cast<float>((byte >> 4) - 8);
+    }
+    low = load(halves[0]);
+    high = load(halves[1]);
 }
 inline F16 load_bf16(const void *p) {
     uint16_t halves[16];
