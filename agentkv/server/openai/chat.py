@@ -60,8 +60,12 @@ def add_chat(router: APIRouter, serving: Serving) -> None:
         if body.stream:
             answer = head("chat.completion.chunk", "chatcmpl", serving.model)
             return EventStream(
-                lambda: streamed(
-                    asked, answer, lambda index: ChatChunks(index, texts, token_ids=ids), with_usage=body.with_usage
+                lambda now: streamed(
+                    asked,
+                    answer,
+                    lambda index: ChatChunks(index, texts, token_ids=ids),
+                    with_usage=body.with_usage,
+                    now=now,
                 ),
                 OPENAI,
                 param="messages",
