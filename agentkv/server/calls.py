@@ -69,11 +69,14 @@ async def answers_of(asked: Asked) -> list[Answered]:
     """All choices of all calls, which run side by side; one that fails ends them all."""
     async with AsyncExitStack() as open_streams:
         await _begin(asked, open_streams)
-        reading = [asyncio.ensure_future(_answers(stream, asked.prompt_only)) for stream in asked.streams]
-        try:
-            answered = await asyncio.gather(*reading)
-        finally:
-            await _ended(reading)
+        if len(asked.streams) == 1:  # As nearly always: no task more.
+            answered = [await _answers(asked.streams[0], asked.prompt_only)]
+        else:
+            reading = [asyncio.ensure_future(_answers(stream, asked.prompt_only)) for stream in asked.streams]
+            try:
+                answered = await asyncio.gather(*reading)
+            finally:
+                await _ended(reading)
         return [copy for answers in answered for answer in answers for copy in copies_of(answer, asked.copies)]
 
 
@@ -120,12 +123,15 @@ async def _begin(asked: Asked, open_streams: AsyncExitStack) -> None:
 async def _answers(stream: CallStream, prompt_only: bool) -> list[Answered]:
     reasoning_tokens = [0] * stream.n
     replies: dict[int, Reply] = {}
-    async with aclosing(_events(stream, prompt_only)) as events:
-        async for read in events:
-            if isinstance(read.event, ReasoningDelta):
-                reasoning_tokens[read.event.index] += len(read.event.token_ids)
-            elif isinstance(read.event, TurnEnd):
-                replies[read.event.index] = read.event.reply
+    reading = _Reading(stream, prompt_only)
+    async for event in stream:
+        read = reading.of(event)
+        if read is None:
+            continue
+        if isinstance(read.event, ReasoningDelta):
+            reasoning_tokens[read.event.index] += len(read.event.token_ids)
+        elif isinstance(read.event, TurnEnd):
+            replies[read.event.index] = read.event.reply
     return [Answered(replies[index], reasoning_tokens[index]) for index in range(stream.n)]
 
 
@@ -153,7 +159,8 @@ class _Reading:
         if isinstance(event, TextDelta | ReasoningDelta):
             begin = self._num_tokens[event.index]
             end = self._num_tokens[event.index] = begin + len(event.token_ids)
-            return Read(event, self._stream.logprobs(event.index)[begin:end])
+            logprobs = self._stream.logprobs(event.index)
+            return Read(event, logprobs[begin:end]) if logprobs else Read(event)
         return Read(event)
 
 

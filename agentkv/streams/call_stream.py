@@ -216,16 +216,17 @@ class CallStream(Stream):
     def _take_at_once(self, updates: Sequence[Update]) -> bool:
         """Read these, between the tasks of the loop; False: they are for the task that waits."""
         reader = self._at_once
-        if self._fault is not None or reader is None or not reader.ready():
-            return False
-        if not all(isinstance(update, TokensAdded) for update in updates):
+        if self._fault is not None or reader is None:
             return False
         try:
-            self._take(updates)
-            while self._events:
-                unread = self._events.popleft()
-                assert isinstance(unread, _Unread), "tokens alone end no choice"
-                reader.take(self._read_out(unread))
+            if not reader.ready():
+                return False
+            added = [update for update in updates if isinstance(update, TokensAdded)]
+            if len(added) < len(updates):
+                return False
+            # Mostly there is one, with which none is read as one.
+            for delta in self._read_tokens(added[0]) if len(added) == 1 else self._read_together(added):
+                reader.take(delta)
         except Exception as error:
             self._fault = error
         return self._fault is None
@@ -263,9 +264,7 @@ class CallStream(Stream):
         written = self._submitted.written if self._submitted is not None else None
         for update in updates:
             if isinstance(update, TokensAdded):
-                read = self._turn.read(update if written is None else written.added(update))
-                self._logprobs[update.index].extend(update.logprobs)
-                self._add(read)
+                self._add(self._read_tokens(update))
             elif isinstance(update, ChoiceEnded):
                 if written is not None:
                     if (held_back := written.rest(update)).text:
@@ -281,6 +280,21 @@ class CallStream(Stream):
                     self._turn.left()
             elif isinstance(update, CallFailed):
                 self._fail(update.error)
+
+    def _read_tokens(self, update: TokensAdded) -> Sequence[Delta]:
+        written = self._submitted.written if self._submitted is not None else None
+        read = self._turn.read(update if written is None else written.added(update))
+        if update.logprobs:
+            self._logprobs[update.index].extend(update.logprobs)
+        return read
+
+    def _read_together(self, updates: Sequence[TokensAdded]) -> Sequence[Delta]:
+        """Where nothing else is unread."""
+        self._take(updates)
+        unread = [event for event in self._events if isinstance(event, _Unread)]
+        assert len(unread) == len(self._events), "tokens alone end no choice"
+        self._events.clear()
+        return [self._read_out(each) for each in unread]
 
     def _read_out(self, unread: _Unread) -> Delta:
         if self._open.get(unread.first.index) is unread:
