@@ -332,9 +332,13 @@ async def held(runtime: Runtime) -> Held:
 
 
 async def crowds(seconds: float) -> tuple[Crowd, Held, Held]:
-    """What the clients saw, and what was held before and after; the pool is small enough to evict all the while."""
+    """What the clients saw, and what was held before and after; the pool is small enough to evict all the while.
+
+    A scripted model remembers what it was asked, for tests to look at: a KiB a call, which is no server's.
+    """
+    model = scripted(lambda asked: "word " * LONG, remembers=0)
     async with (
-        Runtime(scripted(lambda asked: "word " * LONG), num_pages=1024, max_num_seqs=CLIENTS) as runtime,
+        Runtime(model, num_pages=1024, max_num_seqs=CLIENTS) as runtime,
         served(runtime) as port,
     ):
         await crowd(port, max(2.0, seconds / 10), seed=0)

@@ -64,6 +64,33 @@ class Ledger:
     change: Change | None = None
     """The first that the template made in what the ids say, where they were kept all the same."""
 
+    def packed(self) -> bytes:
+        """All of it in one object, of four bytes an id. Copies the ids at once, and no number by number.
+
+        Only of a ledger that follows the template, in which no change was made.
+        """
+        assert self.follows_template, "a ledger that leaves its template is not packed"
+        assert self.change is None, "a ledger with a change is not packed"
+        head = array("i", (self.num_messages, self.seam_tokens, len(self.turns)))
+        for turn in self.turns:
+            head.extend((turn.num_messages, turn.num_tokens))
+        return b"".join((head, self.token_ids))
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Ledger:
+        """The ledger that was packed; the ids are copied at once."""
+        numbers = array("i")
+        numbers.frombytes(data)
+        num_messages, seam_tokens, num_turns = numbers[:3]
+        first_id = 3 + 2 * num_turns
+        turns = numbers[3:first_id]
+        return cls(
+            numbers[first_id:],
+            num_messages,
+            tuple(map(_Turn, turns[::2], turns[1::2])),
+            seam_tokens=seam_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agentkv.events import ReasoningDelta, TextDelta, ToolCallDelta
 from agentkv.tool_calls import CallFormat, ToolCall
@@ -288,7 +288,7 @@ class TurnReader:
         if text:
             last = self._deltas[-1] if self._deltas else None
             if isinstance(last, TextDelta | ReasoningDelta) and type(last) is kind:
-                self._deltas[-1] = replace(last, text=last.text + text)
+                self._deltas[-1] = kind(last.text + text, last.token_ids, last.index)
             else:
                 self._deltas.append(kind(text, (), self._index))
 
@@ -301,6 +301,6 @@ def _bear(deltas: list[TurnDelta], empty: TextDelta | ReasoningDelta, token_ids:
     """Put the tokens on the first delta that can bear them, else on an empty one before all others."""
     for place, delta in enumerate(deltas):
         if not isinstance(delta, ToolCallDelta):
-            deltas[place] = replace(delta, token_ids=token_ids)
+            deltas[place] = type(delta)(delta.text, token_ids, delta.index)
             return
-    deltas.insert(0, replace(empty, token_ids=token_ids))
+    deltas.insert(0, type(empty)(empty.text, token_ids, empty.index))

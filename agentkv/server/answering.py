@@ -13,9 +13,9 @@ from .config import Patience
 from .dialect import Dialect, error_event, error_response
 from .errors import ApiError, api_error
 from .leaving import unless_gone
-from .wire import to_json
+from .wire import BodyWriter, body_writer, to_json
 
-__all__ = ["EventStream", "Whole"]
+__all__ = ["EventStream", "Now", "Whole"]
 
 _PATIENCE = Patience()
 
@@ -48,11 +48,13 @@ class EventStream(Response):
     The status is sent with the first event, so that what fails before it (a full queue, a prompt too long) is an
     answer with its own status; what fails later is an event with the error, which takes the place of the dialect's end.
     Where the first event is long in coming, status 200 and comments are sent meanwhile, as `patience` says.
+
+    events: makes them; those that it sends by the `Now` that it is given are not among them
     """
 
     def __init__(
         self,
-        events: Callable[[], AsyncIterator[Mapping[str, Any]]],
+        events: Callable[[Now], AsyncIterator[Mapping[str, Any]]],
         dialect: Dialect,
         *,
         param: str | None = None,
@@ -67,8 +69,8 @@ class EventStream(Response):
             sent.result()
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = self._events()
         opening = _Opening(send, self._patience)
+        events = self._events(Now(opening, body_writer(scope), self._dialect))
         try:
             async for event in events:
                 if not opening.over:
@@ -88,6 +90,22 @@ class EventStream(Response):
             await opening.begun_while_waiting()
         await opening.end()
         await send({"type": "http.response.body", "body": end, "more_body": False})
+
+
+class Now:
+    """Sends events without being awaited, where the connection's own writer takes them."""
+
+    def __init__(self, opening: _Opening, writer: BodyWriter | None, dialect: Dialect) -> None:
+        self._opening, self._writer, self._dialect = opening, writer, dialect
+
+    def ready(self) -> bool:
+        """Whether `send` can be called: the answer has begun, and nothing waits to be written."""
+        return self._writer is not None and self._opening.over and self._writer.ready()
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        """The event goes behind those that were sent before."""
+        assert self._writer is not None, "there is no writer to send by"
+        self._writer.write(self._dialect.event(event))
 
 
 class _Opening:

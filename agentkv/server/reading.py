@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .dialect import Dialect
 from .errors import ApiError
-from .wire import to_json
+from .wire import WRITER, to_json
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 __all__ = ["reader_of"]
 
@@ -86,6 +89,8 @@ def reader_of(dialect: Dialect) -> type[asyncio.Protocol] | str:
         def on_headers_complete(self) -> None:
             if not self.parser.offers():
                 super().on_headers_complete()
+                # Its task has not begun yet.
+                cast("dict[str, Any]", self.scope)["extensions"] = {WRITER: _Writer(self.cycle)}
 
         def data_received(self, data: bytes) -> None:
             self._was_read = False
@@ -115,3 +120,22 @@ def reader_of(dialect: Dialect) -> type[asyncio.Protocol] | str:
             self.transport.close()
 
     return Reader
+
+
+class _Writer:
+    """The `BodyWriter` of one request: parts as chunks, as uvicorn writes them where a head tells no length."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def ready(self) -> bool:
+        cycle = self._cycle
+        return (
+            cycle.response_started
+            and cycle.chunked_encoding is True
+            and not (cycle.response_complete or cycle.disconnected or cycle.flow.write_paused)
+            and not cycle.transport.is_closing()
+        )
+
+    def write(self, part: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))

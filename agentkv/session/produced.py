@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,10 +16,13 @@ from agentkv.chat import Ledger, Message, to_openai
 
 __all__ = ["ProducedTexts", "ProducedTurns", "key_behind", "keys_of"]
 
-_MOST_TOKENS = 4_000_000
-"""Of all remembered ledgers together: 16 MB."""
+_MOST_BYTES = 16 * 2**20
+"""Of all remembered ledgers together, keys and all; of the texts as much again."""
 
 _MOST_TEXTS = 256
+
+_BYTES_AN_ENTRY = 128
+"""Of a place in an OrderedDict and its share of what is not taken yet."""
 
 
 class ProducedTurns:
@@ -25,25 +30,40 @@ class ProducedTurns:
     tenant was answered no other one learns how it was cut into tokens. The oldest is forgotten first.
 
     Only ledgers that follow the template are kept: what comes back as messages means what the template makes of it.
-    Used from several threads.
+    A ledger is kept as one object, of four bytes an id. Used from several threads.
     """
 
-    def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
-        self._ledgers: OrderedDict[bytes, Ledger] = OrderedDict()
-        self._num_tokens = 0
-        self._most_tokens = most_tokens
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        """most_bytes: a ledger that alone takes more is not kept."""
+        self._packed: OrderedDict[bytes, bytes] = OrderedDict()
+        self._num_bytes = 0
+        self._most_bytes = most_bytes
         self._lock = threading.Lock()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of memory that is taken now."""
+        return self._num_bytes
+
     def remember(self, key: bytes, ledger: Ledger) -> None:
-        """key: by `keys_of` and `key_behind`, of a conversation that ends with a reply, where the ledger ends. O(1)."""
+        """key: by `keys_of` and `key_behind`, of a conversation that ends with a reply, where the ledger ends.
+
+        Copies the ids, at once.
+        """
         if not ledger.follows_template:
             return
+        packed = ledger.packed()
         with self._lock:
-            former = self._ledgers.pop(key, None)
-            self._num_tokens += len(ledger.token_ids) - (len(former.token_ids) if former is not None else 0)
-            self._ledgers[key] = ledger
-            while self._num_tokens > self._most_tokens:
-                self._num_tokens -= len(self._ledgers.popitem(last=False)[1].token_ids)
+            self._forget(key)
+            self._packed[key] = packed
+            self._num_bytes += _size(key, packed)
+            while self._num_bytes > self._most_bytes:
+                self._forget(next(iter(self._packed)))
+
+    def _forget(self, key: bytes) -> None:
+        packed = self._packed.pop(key, None)
+        if packed is not None:
+            self._num_bytes -= _size(key, packed)
 
     def find(
         self,
@@ -58,18 +78,23 @@ class ProducedTurns:
         O(text of the conversation).
         """
         with self._lock:
-            if not self._ledgers:
+            if not self._packed:
                 return Ledger()
         return self.longest(messages, keys_of(messages, tools, kwargs, cache_salt))
 
     def longest(self, messages: Sequence[Message], keys: Sequence[bytes]) -> Ledger:
-        """As `find`, by the keys that `keys_of` gives. O(messages)."""
+        """As `find`, by the keys that `keys_of` gives. O(messages), and one copy of the ids."""
         with self._lock:
-            for message, key in zip(reversed(messages), reversed(keys), strict=False):
-                if message.role == "assistant" and (ledger := self._ledgers.get(key)) is not None:
-                    self._ledgers.move_to_end(key)
-                    return ledger
-        return Ledger()
+            replies = (
+                key for message, key in zip(reversed(messages), reversed(keys), strict=False)
+                if message.role == "assistant"
+            )  # fmt: skip
+            found = next((key for key in replies if key in self._packed), None)
+            if found is None:
+                return Ledger()
+            self._packed.move_to_end(found)
+            packed = self._packed[found]
+        return Ledger.unpacked(packed)
 
 
 class ProducedTexts:
@@ -78,21 +103,34 @@ class ProducedTexts:
     Of each tenant (cache_salt) the latest ones. Used from several threads.
     """
 
-    def __init__(self, most_texts: int = _MOST_TEXTS, most_tokens: int = _MOST_TOKENS) -> None:
-        self._texts: OrderedDict[tuple[str | None, str], tuple[int, ...]] = OrderedDict()
-        self._num_tokens = 0
-        self._most_texts, self._most_tokens = most_texts, most_tokens
+    def __init__(self, most_texts: int = _MOST_TEXTS, most_bytes: int = _MOST_BYTES) -> None:
+        """most_bytes: a text that alone takes more, with its ids, is not kept."""
+        self._texts: OrderedDict[tuple[str | None, str], array[int]] = OrderedDict()
+        self._num_bytes = 0
+        self._most_texts, self._most_bytes = most_texts, most_bytes
         self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory that is taken now."""
+        return self._num_bytes
 
     def remember(self, text: str, token_ids: Sequence[int], cache_salt: str | None) -> None:
         """O(text), and it is kept whole."""
         if not text:
             return
+        key, ids = (cache_salt, text), array("i", token_ids)
         with self._lock:
-            self._num_tokens += len(token_ids) - len(self._texts.pop((cache_salt, text), ()))
-            self._texts[cache_salt, text] = tuple(token_ids)
-            while len(self._texts) > self._most_texts or self._num_tokens > self._most_tokens:
-                self._num_tokens -= len(self._texts.popitem(last=False)[1])
+            self._forget(key)
+            self._texts[key] = ids
+            self._num_bytes += _size(text, ids)
+            while len(self._texts) > self._most_texts or self._num_bytes > self._most_bytes:
+                self._forget(next(iter(self._texts)))
+
+    def _forget(self, key: tuple[str | None, str]) -> None:
+        ids = self._texts.pop(key, None)
+        if ids is not None:
+            self._num_bytes -= _size(key[1], ids)
 
     def seam_of_reply(self, text: str, encode: Callable[[str], Sequence[int]], cache_salt: str | None) -> int:
         """How many ids of a text that was produced as it is are others than were produced; 0 for any other text."""
@@ -116,12 +154,16 @@ class ProducedTexts:
         # Where the beginning ends among the prompt's ids is not known; by itself it has about as many.
         return 0 if same is None else max(1, min(len(encode(longest)), len(token_ids)) - same)
 
-    def _longest(self, text: str, cache_salt: str | None) -> tuple[str, tuple[int, ...]]:
+    def _longest(self, text: str, cache_salt: str | None) -> tuple[str, Sequence[int]]:
         """The longest beginning of a text that was produced, and its ids."""
         with self._lock:
             known = (each for salt, each in self._texts if salt == cache_salt and text.startswith(each))
             longest = max(known, key=len, default="")
             return longest, self._texts.get((cache_salt, longest), ())
+
+
+def _size(key: bytes | str, kept: bytes | array[int]) -> int:
+    return sys.getsizeof(key) + sys.getsizeof(kept) + _BYTES_AN_ENTRY
 
 
 def _first_difference(produced: Sequence[int], token_ids: Sequence[int]) -> int | None:

@@ -3,7 +3,18 @@
 from .bridge import Mailbox, await_result, post
 from .call_stream import CallStream
 from .stream import Stream, check_timeout
-from .turn import Submitted, Turn
+from .turn import AtOnce, Submitted, Turn
 from .written import Written
 
-__all__ = ["CallStream", "Mailbox", "Stream", "Submitted", "Turn", "Written", "await_result", "check_timeout", "post"]
+__all__ = [
+    "AtOnce",
+    "CallStream",
+    "Mailbox",
+    "Stream",
+    "Submitted",
+    "Turn",
+    "Written",
+    "await_result",
+    "check_timeout",
+    "post",
+]

@@ -84,6 +84,7 @@ class Mailbox:
         self._updates: deque[Update] = deque()
         self._arrived = asyncio.Event()
         self._waking = False
+        self._at_once: Callable[[Sequence[Update]], bool] | None = None
         self._on_admitted = on_admitted
 
     def deliver(self, updates: Sequence[Update]) -> Callable[[], None]:
@@ -100,14 +101,33 @@ class Mailbox:
 
     def _wake(self) -> None:
         self._waking = False
-        self._arrived.set()
+        if self._at_once is None:
+            self._arrived.set()
+            return
+        arrived = self._all()
+        if not self._at_once(arrived):
+            # Those that come before the reader runs stand behind these.
+            self._at_once = None
+            self._updates.extendleft(reversed(arrived))
+            self._arrived.set()
 
-    async def take(self) -> list[Update]:
-        """All updates that are there, at least one, in order."""
+    async def take(self, at_once: Callable[[Sequence[Update]], bool] | None = None) -> list[Update]:
+        """All updates that are there, at least one, in order.
+
+        at_once: is given all that come while this waits, by the wake-up itself, which spares the switch to the task
+        that waits. It must not raise; True: they are read, and the wait goes on.
+        """
         while not self._updates:
             self._arrived.clear()
             if not self._updates:
-                await self._arrived.wait()
+                self._at_once = at_once
+                try:
+                    await self._arrived.wait()
+                finally:
+                    self._at_once = None
+        return self._all()
+
+    def _all(self) -> list[Update]:
         taken = []
         while self._updates:
             taken.append(self._updates.popleft())

@@ -17,7 +17,7 @@ from agentkv.reply import Reply
 
 from .bridge import await_result
 from .stream import Stream, check_timeout
-from .turn import Delta, Submitted, Turn
+from .turn import AtOnce, Delta, Submitted, Turn
 
 __all__ = ["CallStream"]
 
@@ -79,6 +79,9 @@ class CallStream(Stream):
         """Cancelled while it was beginning."""
         self._counts = True
         """Whether choices that end from now on become part of the conversation."""
+        self._at_once: AtOnce | None = None
+        self._fault: Exception | None = None
+        """What reading at once raised, until the task that waits has ended the call."""
         check_timeout(timeout)
 
     async def __aenter__(self) -> Self:
@@ -96,11 +99,15 @@ class CallStream(Stream):
                 raise StopAsyncIteration
             await self._read()
         event = self._events.popleft()
-        if isinstance(event, _Unread):
-            if self._open.get(event.first.index) is event:
-                del self._open[event.first.index]
-            return event.delta()
-        return event
+        return self._read_out(event) if isinstance(event, _Unread) else event
+
+    def read_at_once(self, reader: AtOnce | None) -> None:
+        """Give deltas that come while this stream is waited for to `reader`, if it is ready, without a switch of tasks.
+
+        They are not read again. Ends, and all that comes while it is not ready, are read as ever, so somebody has to
+        wait. What the reader raises ends the call, and is raised to whoever waits. None: no more.
+        """
+        self._at_once = reader
 
     async def replies(self) -> list[Reply]:
         """All n replies, once complete. Events not yet read stay readable."""
@@ -192,7 +199,7 @@ class CallStream(Stream):
         submitted = await self._start()
         try:
             async with asyncio.timeout_at(self._deadline):
-                updates = await submitted.mailbox.take()
+                updates = await submitted.mailbox.take(self._take_at_once if self._at_once is not None else None)
         except TimeoutError:
             await self._abort()
             self._fail(self._timed_out())
@@ -200,7 +207,29 @@ class CallStream(Stream):
         except BaseException:
             await self._abort()
             raise
-        await self._take_or_abort(updates)
+        if self._fault is not None:
+            await self._abort()
+            self._error, self._fault = self._fault, None
+        else:
+            await self._take_or_abort(updates)
+
+    def _take_at_once(self, updates: Sequence[Update]) -> bool:
+        """Read these, between the tasks of the loop; False: they are for the task that waits."""
+        reader = self._at_once
+        if self._fault is not None or reader is None:
+            return False
+        try:
+            if not reader.ready():
+                return False
+            added = [update for update in updates if isinstance(update, TokensAdded)]
+            if len(added) < len(updates):
+                return False
+            # Mostly there is one, with which none is read as one.
+            for delta in self._read_tokens(added[0]) if len(added) == 1 else self._read_together(added):
+                reader.take(delta)
+        except Exception as error:
+            self._fault = error
+        return self._fault is None
 
     async def _take_or_abort(self, updates: Sequence[Update]) -> None:
         """Take updates in; a call whose tokens cannot be read has nobody to go on for."""
@@ -235,9 +264,7 @@ class CallStream(Stream):
         written = self._submitted.written if self._submitted is not None else None
         for update in updates:
             if isinstance(update, TokensAdded):
-                read = self._turn.read(update if written is None else written.added(update))
-                self._logprobs[update.index].extend(update.logprobs)
-                self._add(read)
+                self._add(self._read_tokens(update))
             elif isinstance(update, ChoiceEnded):
                 if written is not None:
                     if (held_back := written.rest(update)).text:
@@ -253,6 +280,26 @@ class CallStream(Stream):
                     self._turn.left()
             elif isinstance(update, CallFailed):
                 self._fail(update.error)
+
+    def _read_tokens(self, update: TokensAdded) -> Sequence[Delta]:
+        written = self._submitted.written if self._submitted is not None else None
+        read = self._turn.read(update if written is None else written.added(update))
+        if update.logprobs:
+            self._logprobs[update.index].extend(update.logprobs)
+        return read
+
+    def _read_together(self, updates: Sequence[TokensAdded]) -> Sequence[Delta]:
+        """Where nothing else is unread."""
+        self._take(updates)
+        unread = [event for event in self._events if isinstance(event, _Unread)]
+        assert len(unread) == len(self._events), "tokens alone end no choice"
+        self._events.clear()
+        return [self._read_out(each) for each in unread]
+
+    def _read_out(self, unread: _Unread) -> Delta:
+        if self._open.get(unread.first.index) is unread:
+            del self._open[unread.first.index]
+        return unread.delta()
 
     def _add(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:

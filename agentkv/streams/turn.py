@@ -14,9 +14,19 @@ from agentkv.worker import Worker
 from .bridge import Mailbox
 from .written import Written
 
-__all__ = ["Delta", "Submitted", "Turn"]
+__all__ = ["AtOnce", "Delta", "Submitted", "Turn"]
 
 Delta = TextDelta | ReasoningDelta | ToolCallDelta
+
+
+class AtOnce(Protocol):
+    """Reads deltas where they come: called on the loop, between its tasks."""
+
+    def ready(self) -> bool:
+        """Whether the next deltas can be taken now."""
+
+    def take(self, delta: Delta) -> None:
+        """Take one; it must return soon."""
 
 
 @dataclass(frozen=True, slots=True)

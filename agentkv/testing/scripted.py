@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ def scripted(
     context_limit: int = 32_768,
     clock: ManualClock | None = None,
     seconds_per_token: float = 0.0,
+    remembers: int | None = None,
 ) -> ScriptedModel:
     """A model for `Runtime(…)` that answers as it is told: `Runtime(scripted(["Hello."]), num_pages=64)`.
 
@@ -50,6 +52,8 @@ def scripted(
                    time.monotonic. Timeouts are the event loop's, and real time goes by in them
     seconds_per_token  how far the clock goes on with each token of a scripted reply, the end token too; where calls
                    run side by side, with each token of each of them
+    remembers      of how many calls, the latest, `asked` tells what they asked; None: of all, which a test that runs
+                   for long keeps about a KiB each for
 
     A reply is a str, which may hold the template's own markers (`<tool_call>…</tool_call>`) and is encoded as the
     tokenizer encodes it; an Answer, whose calls are put into those markers; an Exception, which ends that call alone
@@ -60,7 +64,8 @@ def scripted(
 
     One source may serve several runtimes, one after another or at once: they share the list.
     """
-    return ScriptedModel(Replies(replies), template, tokenizer, name, context_limit, clock, seconds_per_token)
+    source = Replies(replies)
+    return ScriptedModel(source, template, tokenizer, name, context_limit, clock, seconds_per_token, remembers)
 
 
 class ScriptedModel:
@@ -75,6 +80,7 @@ class ScriptedModel:
         context_limit: int,
         clock: ManualClock | None,
         seconds_per_token: float,
+        remembers: int | None,
     ) -> None:
         if template is not None and not isinstance(template, (str, Path)):
             raise TypeError(f"template is a chat template's text or the Path of its file, got {template!r}")
@@ -86,17 +92,19 @@ class ScriptedModel:
             raise ValueError(f"seconds_per_token is a number of 0 or more, got {seconds_per_token!r}")
         if seconds_per_token and clock is None:
             raise ValueError("seconds_per_token moves a clock: give clock=ManualClock() with it")
+        if remembers is not None and (not isinstance(remembers, int) or remembers < 0):
+            raise ValueError(f"remembers is a number of calls, 0 or more, or None for all, got {remembers!r}")
         self.name = name
         self._clock, self._seconds_per_token = clock, seconds_per_token
         self._replies = replies
         self._template = template
         self._tokenizer = tokenizer
         self._context_limit = context_limit
-        self._asked: list[Any] = []
+        self._asked: deque[Any] = deque(maxlen=remembers)
 
     @property
     def asked(self) -> list[Any]:
-        """What each call asked, in order: messages in OpenAI's shape, a str, or token ids. A copy of the list."""
+        """What each call asked, in order: messages in OpenAI's shape, a str, or token ids. A copy."""
         return list(self._asked)
 
     @property
@@ -147,7 +155,7 @@ class _Script:
     def __init__(
         self,
         replies: Replies,
-        asked: list[Any],
+        asked: deque[Any],
         tokenizer: Any,
         vocab_size: int,
         clock: ManualClock | None,

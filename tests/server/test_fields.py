@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agentkv.server.errors import ApiError
 from agentkv.server.openai.chat_request import ChatRequest
 from agentkv.server.openai.completion_request import CompletionRequest
+from agentkv.server.prompts import ToolField, known_tools, tools_of
 from agentkv.testing import TEMPLATE, scripted
 from support.agent_turns import in_odd_cuts
 from support.servers import ask, chunks_of, in_process, refusal_of, scripted_runtime
@@ -172,6 +174,51 @@ async def test_a_tool_called_like_a_choice_is_refused_and_so_is_a_choice_of_it(n
             assert repr(name) in error["message"]
         body = {"model": "scripted", "messages": HI, "tools": [CLOCK], "tool_choice": named}
         assert refusal_of(await client.post(CHAT, json=body), 400)["param"] == "tool_choice"
+
+
+# -- tools ----------------------------------------------------------------------------------------------------------
+
+
+def tool_with(default: Any, name: str = "f") -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a": {"type": "number", "default": default}}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def fields_for(*tools: dict[str, Any]) -> list[ToolField]:
+    return [ToolField.model_validate(tool) for tool in tools]
+
+
+def test_the_tools_of_the_latest_requests_are_known_by_all_that_they_hold() -> None:
+    first = tools_of(fields_for(tool_with(1), CLOCK))
+    assert known_tools(fields_for(tool_with(1), CLOCK)) is first
+    assert known_tools(fields_for(tool_with(1))) is None
+    for other in (1.0, True, None, "1", [1], {"a": 1}, float("inf")):
+        fields = fields_for(tool_with(other), CLOCK)
+        assert known_tools(fields) is None
+        if other != float("inf"):
+            assert repr(tools_of(fields)[1].parameters["properties"]["a"]["default"]) == repr(other)
+    with pytest.raises(ApiError, match="JSON does not have all of its values"):
+        tools_of(fields_for(tool_with(float("inf"))))
+    assert known_tools(fields_for(tool_with(float("inf")))) is None
+    assert known_tools(None) == ()
+
+
+def test_tools_that_are_refused_are_refused_again() -> None:
+    for _ in range(2):
+        with pytest.raises(ApiError, match="two tools are called"):
+            tools_of(fields_for(CLOCK, CLOCK))
+
+
+def test_the_tools_of_many_requests_and_very_long_ones_are_forgotten() -> None:
+    first = fields_for(tool_with(-7))
+    tools_of(first)
+    assert known_tools(first) is not None
+    for number in range(64):
+        tools_of(fields_for(tool_with(number, "g")))
+    assert known_tools(first) is None
+    long = fields_for(tool_with("x" * 70_000))
+    assert tools_of(long)[0].name == "f"
+    assert known_tools(long) is None
 
 
 # -- seed -----------------------------------------------------------------------------------------------------------

@@ -41,6 +41,17 @@ async def test_replies_of_a_list_come_in_the_order_of_the_calls_whatever_the_pro
         assert model.replies_left == 0
 
 
+async def test_of_what_was_asked_the_latest_calls_alone_are_remembered_where_that_is_said() -> None:
+    for remembers, kept in ((0, []), (2, ["b", "c"]), (None, ["a", "b", "c"])):
+        model = scripted(lambda asked: "Yes.", remembers=remembers)
+        async with serving(model, **WIDE) as runtime:
+            for asked in ("a", "b", "c"):
+                await runtime.generate(asked)
+        assert model.asked == kept
+    with pytest.raises(ValueError, match="remembers is a number of calls"):
+        scripted(["Yes."], remembers=-1)
+
+
 async def test_a_used_up_list_fails_the_call_with_what_it_was_asked_and_nothing_is_left_running() -> None:
     async with serving(scripted(["Only."]), **WIDE) as runtime:
         session = runtime.session()

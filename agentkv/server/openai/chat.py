@@ -16,6 +16,7 @@ from ..calls import Asked, answers_of
 from ..documented import success_or_stream
 from ..effort import template_options
 from ..errors import ApiError
+from ..prompts import known_tools
 from ..refusals import refused
 from ..serving import Serving
 from .answers import ChatCompletion
@@ -49,7 +50,7 @@ def add_chat(router: APIRouter, serving: Serving) -> None:
 
         try:
             # The schemas of tools that are new are checked, which takes milliseconds each.
-            beside = bool(body.tools) or await is_large(request)
+            beside = await is_large(request) or known_tools(body.tools) is None
             stream = await asyncio.to_thread(call) if beside else call()
         except (ValueError, TypeError, RecursionError) as error:
             raise blame(error) from error
@@ -59,8 +60,12 @@ def add_chat(router: APIRouter, serving: Serving) -> None:
         if body.stream:
             answer = head("chat.completion.chunk", "chatcmpl", serving.model)
             return EventStream(
-                lambda: streamed(
-                    asked, answer, lambda index: ChatChunks(index, texts, token_ids=ids), with_usage=body.with_usage
+                lambda now: streamed(
+                    asked,
+                    answer,
+                    lambda index: ChatChunks(index, texts, token_ids=ids),
+                    with_usage=body.with_usage,
+                    now=now,
                 ),
                 OPENAI,
                 param="messages",

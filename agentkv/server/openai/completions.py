@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ..answering import EventStream, Whole
+from ..answering import EventStream, Now, Whole
 from ..calls import Asked, answers_of
 from ..documented import success_or_stream
 from ..errors import ApiError
@@ -51,13 +51,14 @@ def add_completions(router: APIRouter, serving: Serving) -> None:
         if body.stream:
             answer = head("text_completion", "cmpl", serving.model)
 
-            async def chunks() -> AsyncGenerator[Mapping[str, Any]]:
+            async def chunks(now: Now) -> AsyncGenerator[Mapping[str, Any]]:
                 echoes = await _echoes(serving, body, blame)
                 made = streamed(
                     asked,
                     answer,
                     lambda index: CompletionChunks(index, texts, echo=echoes[index], token_ids=ids),
                     with_usage=body.with_usage,
+                    now=now,
                 )
                 async with aclosing(made):
                     async for chunk in made:
