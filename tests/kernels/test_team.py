@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -46,8 +47,8 @@ def multiplied(linear: Linear, rows: Tensor) -> Tensor:
     return linear(rows, torch.empty(rows.shape[0], linear.out))
 
 
-def in_thread(work: object) -> threading.Thread:
-    thread = threading.Thread(target=work)  # type: ignore[arg-type]
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
     thread.start()
     return thread
 
@@ -68,27 +69,45 @@ def test_callers_in_many_threads_at_once_get_what_one_gets_alone(cpu: CpuBackend
             for part, wanted in zip(rows, expected[seed], strict=True):
                 if not torch.equal(multiplied(linear, part), wanted):
                     wrong.append(f"{part.shape[0]} rows in turn {turn} of caller {seed}")
-        del linear
 
-    for thread in [in_thread(lambda seed=seed: call(seed)) for seed in range(4)]:
+    for thread in [in_thread(partial(call, seed)) for seed in range(4)]:
         thread.join()
     assert wrong == []
 
 
+def forked(work: Callable[[], bool]) -> int:
+    """The id of a child that works and ends. It has one thread, whatever its parent has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of forks beside threads: that is what is tested.
+        child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended_well(child: int) -> bool:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted where /proc is")
 def test_the_threads_of_a_caller_end_with_it(cpu: CpuBackend) -> None:
-    before, during = num_tasks(), []
+    during: list[int] = []
 
     def call() -> None:
         torch.set_num_threads(THREADS)
         multiplied(made(cpu, 1), draw(2, 5, 24))
         during.append(num_tasks())
 
-    in_thread(call).join()
-    assert during == [before + THREADS]
-    # Python calls a thread ended a little before the system does.
-    left = next((n for n in (num_tasks() for _ in range(100_000)) if n == before), None)
-    assert left == before
+    def in_child() -> bool:
+        in_thread(call).join()
+        # Python calls a thread ended a little before the system does.
+        return during == [1 + THREADS] and any(num_tasks() == 1 for _ in range(100_000))
+
+    assert ended_well(forked(in_child))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fork is safe there, and threads are counted where /proc is")
@@ -96,18 +115,15 @@ def test_a_forked_child_has_threads_of_its_own_and_its_parent_keeps_its(cpu: Cpu
     linear, rows = made(cpu, 1), draw(2, 50, 24)
     expected = multiplied(linear, rows)
     of_parent = num_tasks()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of forks beside threads: that is what is tested.
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            equal = all(torch.equal(multiplied(linear, rows), expected) for _ in range(3))
-            code = 0 if equal and num_tasks() == THREADS else 2
-        finally:
-            os._exit(code)
+
+    def in_child() -> bool:
+        equal = all(torch.equal(multiplied(linear, rows), expected) for _ in range(3))
+        grandchild = forked(lambda: torch.equal(multiplied(linear, rows), expected) and num_tasks() == THREADS)
+        return equal and num_tasks() == THREADS and ended_well(grandchild)
+
+    child = forked(in_child)
     assert torch.equal(multiplied(linear, rows), expected)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert ended_well(child)
     assert torch.equal(multiplied(linear, rows), expected)
-    assert num_tasks() == of_parent
+    # None was added; those of callers before may have ended meanwhile.
+    assert num_tasks() <= of_parent
