@@ -1,4 +1,4 @@
-"""Compiles the attention kernels into the wheel, or into the checkout that an editable install uses.
+"""Compiles the kernels for CPUs into the wheel, or into the checkout that an editable install uses.
 
 Where they cannot be compiled the package is built without them, with one warning: the reference backend then serves,
 and the kernels are compiled at first use once there is a compiler.

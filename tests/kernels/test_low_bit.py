@@ -11,6 +11,7 @@ from agentkv_kernels import BackendUnavailable
 from agentkv_kernels.cpu import CpuBackend
 from agentkv_kernels.cpu.interface import INSTRUCTION_SETS
 from agentkv_kernels.cpu.linear import CodesPlan, Linear, RMSNorm
+from agentkv_kernels.errors import DtypeMismatch, ShapeMismatch
 
 GROUP = 32
 
@@ -99,3 +100,23 @@ def test_a_row_gives_the_same_bits_alone_and_beside_others(instruction_set: str,
     alone = torch.cat([product(linear, row[None]) for row in rows])
     assert torch.equal(together, alone)
     assert len(set(map(tuple, together.tolist()))) == 13
+
+
+def test_codes_that_do_not_fit_together_are_refused() -> None:
+    drawn = torch.ones(6, 64, dtype=torch.int8)
+    for scale, middle, bias in (
+        (normal(1, 5), None, None),
+        (normal(1, 6, 2), None, None),
+        (normal(1, 6, 2), normal(2, 6, 1), None),
+        (normal(1, 6), None, normal(3, 5)),
+    ):
+        with pytest.raises(ShapeMismatch):
+            CodesPlan(drawn, scale, middle, bias)
+    with pytest.raises(ShapeMismatch, match="groups of 32"):
+        CodesPlan(drawn[:, :40], normal(1, 6, 2), normal(2, 6, 2), None)
+    with pytest.raises(ShapeMismatch, match="two equal halves"):
+        CodesPlan(drawn[:5], normal(1, 5), None, None, gated=True)
+    with pytest.raises(DtypeMismatch):
+        CodesPlan(drawn, normal(1, 6).float(), None, None)
+    with pytest.raises(DtypeMismatch):
+        CodesPlan(drawn.short(), normal(1, 6), None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,22 @@ def test_a_store_takes_no_memory_before_its_pages_are_written(backend):
     assert store.num_bytes == 4 << 30
     assert _resident_bytes() - before < 16 << 20
     assert not any(tensor.any() for tensor in store.export_pages([0, 2047]).keys)
+
+
+def test_a_system_without_huge_pages_gives_others(backend, monkeypatch):
+    refused = []
+
+    class Plain(mmap.mmap):
+        def madvise(self, *advice: int) -> None:
+            refused.append(advice)
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("agentkv_kernels.memory.mmap.mmap", Plain)
+    store = backend.make_store(LAYERS, 8, 4, "cpu")
+    given = _random_pages(2, 4)
+    store.import_pages([5, 2], given)
+    assert _equal(store.export_pages([5, 2]), given)
+    assert bool(refused) == hasattr(mmap, "MADV_HUGEPAGE")
 
 
 def test_a_store_beyond_all_memory_is_refused_by_name(backend):

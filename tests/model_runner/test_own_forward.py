@@ -15,6 +15,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
 from agentkv.model_runner import ModelRunner, PackedSequence, exactness_bound, open_runner
 from agentkv.model_runner.products import Packed, Plain, Product, Weights, can_pack
+from agentkv_kernels import BackendUnavailable, get_backend
 from support.engines import random_prompt
 from support.tiny_models import tiny_model
 
@@ -50,6 +51,15 @@ def says(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     return any(text in record.getMessage() for record in caplog.records)
 
 
+def needed(backend: str) -> str:
+    """The name of a backend that is here; the test is skipped where it is not."""
+    try:
+        get_backend(backend, "cpu")
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    return backend
+
+
 @pytest.fixture
 def runner_of(tmp_path: Path) -> Any:
     """Opens runners, and closes them at the end."""
@@ -65,19 +75,30 @@ def runner_of(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "weights"),
+    [("cpu", "compiled for"), ("reference", "weights packed"), ("reference", "weights as they lie")],
+    ids=["compiled", "packed", "as-they-lie"],
+)
 def test_it_gives_the_logits_of_the_model(
-    kind: str, packs: bool, runner_of: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    backend: str,
+    weights: str,
+    runner_of: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not packs:
+    if weights == "weights packed" and not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("this torch has no oneDNN")
+    if weights == "weights as they lie":
         monkeypatch.setattr("agentkv.model_runner.own_weights.can_pack", lambda *_: False)
     monkeypatch.setattr("agentkv.model_runner.own_weights._LEAST_PACKED", 0)  # Those of a tiny model, too.
     model = tiny_model(kind)
     with torch.inference_mode():
         expected = [model(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in PROMPTS]
     with caplog.at_level(logging.INFO, logger="agentkv"):
-        runner = runner_of(model)
-    assert says(caplog, "is run by a forward of ours")
+        runner = runner_of(model, backend=needed(backend))
+    assert says(caplog, f"is run by a forward of ours, {weights}")
     model.model.forward = None  # Nobody calls it.
     for ours, theirs in zip(logits(runner), expected, strict=True):
         assert float((ours - theirs).abs().max()) <= exactness_bound(theirs)
@@ -149,9 +170,10 @@ def test_layers_that_scale_what_they_add_are_found_out_by_the_probe(
     assert note["against_own_forward"] in found[0]
 
 
-def test_a_hook_that_is_set_while_it_runs_is_called(runner_of: Any) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_hook_that_is_set_while_it_runs_is_called(backend: str, runner_of: Any) -> None:
     model: Any = tiny_model("llama")
-    runner = runner_of(model)
+    runner = runner_of(model, backend=needed(backend))
     before = logits(runner)
     calls = []
     hook = model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))

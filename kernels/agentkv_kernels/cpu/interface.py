@@ -13,6 +13,7 @@ __all__ = [
     "INSTRUCTION_SETS",
     "INTERFACE",
     "KV_DTYPES",
+    "MOST_ELEMENTS",
     "SLACK",
     "Call",
     "Layer",
@@ -31,6 +32,8 @@ INSTRUCTION_SETS = ("plain", "avx2", "avx512", "avx512_bf16")
 """From the least to the most; the place of a name is its code."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 KV_DTYPES = {**DTYPES, torch.int8: 2}
+MOST_ELEMENTS = 512
+"""Of a key or a value."""
 BAD_SLOT = -2
 SLACK = 256
 """Bytes behind the last layer that may be read, and mean nothing."""

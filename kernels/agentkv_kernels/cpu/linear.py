@@ -16,15 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..errors import DtypeMismatch, ShapeMismatch
 from ..memory import zeroed
 from . import interface
-from .interface import DTYPES
+from .interface import DTYPES, MOST_ELEMENTS
 from .library import Library
 
 __all__ = ["CodesPlan", "Linear", "LinearPlan", "Linears", "RMSNorm", "Turn"]
 
 _WRITE, _ADD, _GATE = 0, 1, 2
 _PANEL = 32
+_GROUP = 32
+"""Inputs that share a scale where codes have 4 bits."""
 _ALIGNED = 64
 
 
@@ -39,14 +42,36 @@ class LinearPlan:
     biases: tuple[Tensor | None, ...]
     gated: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise ShapeMismatch or DtypeMismatch: what does not fit is nothing that the kernels could see."""
+        shapes = [tuple(weight.shape) for weight in self.weights]
+        if not shapes or any(len(shape) != 2 or min(shape) < 1 or shape[1] != shapes[0][1] for shape in shapes):
+            raise ShapeMismatch(f"weights of a product are [out, in], over the same inputs; these are {shapes}")
+        if self.gated and (len(shapes) != 2 or shapes[0] != shapes[1]):
+            raise ShapeMismatch(f"gates are a weight and another of its size; these are {shapes}")
+        biases = [None if bias is None else tuple(bias.shape) for bias in self.biases]
+        wanted = [(None, shape[:1]) for shape in shapes]
+        if len(biases) != len(shapes) or any(bias not in known for bias, known in zip(biases, wanted, strict=True)):
+            raise ShapeMismatch(f"each weight has a bias [out] or None; weights {shapes} have {biases}")
+        kinds = {(str(weight.device), weight.dtype) for weight in self.weights}
+        if len(kinds) != 1 or self.weights[0].dtype not in DTYPES or self.weights[0].device.type != "cpu":
+            raise DtypeMismatch(f"weights of a product are of one dtype, fp32 or bf16, on the CPU; these are {kinds}")
+
     @property
     def out(self) -> int:
         return sum(weight.shape[0] for weight in self.weights)
 
     @property
+    def inputs(self) -> int:
+        return self.weights[0].shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights[0].dtype
+
+    @property
     def described(self) -> interface.Linear:
-        weight = self.weights[0]
-        return interface.Linear(None, None, weight.shape[1], self.out, DTYPES[weight.dtype], 0)
+        return interface.Linear(None, None, self.inputs, self.out, DTYPES[self.dtype], 0)
 
     def bias(self) -> Tensor | None:
         """fp32 [out]; None where there is none."""
@@ -82,14 +107,41 @@ class CodesPlan:
     bias_of_outputs: Tensor | None
     gated: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise ShapeMismatch or DtypeMismatch: what does not fit is nothing that the kernels could see."""
+        codes, scale, middle, bias = self.codes, self.scale, self.middle, self.bias_of_outputs
+        if codes.dim() != 2 or min(codes.shape) < 1 or (self.gated and codes.shape[0] % 2):
+            raise ShapeMismatch(
+                f"codes are [out, in], of two equal halves where they are gates, not {tuple(codes.shape)}"
+            )
+        out, inputs = codes.shape
+        if middle is not None and inputs % _GROUP:
+            raise ShapeMismatch(f"codes of 4 bits come in groups of {_GROUP}, of which {inputs} inputs are no multiple")
+        wanted = (out,) if middle is None else (out, inputs // _GROUP)
+        if any(each is not None and each.shape != wanted for each in (scale, middle)):
+            raise ShapeMismatch(f"codes {tuple(codes.shape)} have scales, and middles with 4 bits, of {wanted}")
+        if bias is not None and bias.shape != (out,):
+            raise ShapeMismatch(f"a bias is [out] = [{out}], not {tuple(bias.shape)}")
+        if codes.dtype is not torch.int8 or any(
+            each is not None and each.dtype is not torch.bfloat16 for each in (scale, middle)
+        ):
+            raise DtypeMismatch(f"codes are int8, scales and middles bf16; not {codes.dtype}, {scale.dtype}")
+
     @property
     def out(self) -> int:
         return self.codes.shape[0]
 
     @property
+    def inputs(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+    @property
     def described(self) -> interface.Linear:
-        bits = 8 if self.middle is None else 4
-        return interface.Linear(None, None, self.codes.shape[1], self.out, DTYPES[torch.bfloat16], bits)
+        return interface.Linear(None, None, self.inputs, self.out, DTYPES[self.dtype], 8 if self.middle is None else 4)
 
     def bias(self) -> Tensor | None:
         return None if self.bias_of_outputs is None else self.bias_of_outputs.detach().float()
@@ -107,10 +159,14 @@ class CodesPlan:
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight, rounded as models in bf16 do it: before the weight, and behind it."""
 
-    __slots__ = ("_weight", "struct")
+    __slots__ = ("_weight", "size", "struct")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
+        """weight [size], of any dtype."""
+        if weight.dim() != 1:
+            raise ShapeMismatch(f"the weight of a norm is [size], not {tuple(weight.shape)}")
         self._weight = weight.detach().float().contiguous()
+        self.size = weight.shape[0]
         self.struct = interface.Norm(self._weight.data_ptr(), eps)
 
 
@@ -141,9 +197,9 @@ class Linears:
 
 
 class Linear:
-    """One of them: rows [n, in] to [n, out], or with gated halves to [n, out / 2]."""
+    """One of them: rows [n, in] to [n, out], or with gated halves to [n, out / 2]. One thread at a time calls it."""
 
-    __slots__ = ("_bias", "_is_gated", "_owner", "_plan", "_product", "_start", "_struct", "out")
+    __slots__ = ("_bias", "_dtype", "_inputs", "_is_gated", "_owner", "_plan", "_product", "_start", "_struct", "out")
 
     def __init__(self, owner: Linears, plan: LinearPlan | CodesPlan, start: int) -> None:
         self._owner = owner
@@ -153,26 +209,39 @@ class Linear:
         self._bias = _bias_of(plan)
         self._product = interface.Product(then=_GATE if plan.gated else _WRITE, isa=owner.isa)
         self._is_gated = plan.gated
+        self._dtype = plan.dtype
+        self._inputs = plan.inputs
         self.out = plan.out // 2 if plan.gated else plan.out
 
     def __call__(self, rows: Tensor, out: Tensor, *, norm: RMSNorm | None = None, add: bool = False) -> Tensor:
         """Write into out [n, self.out], or add to it; `norm` is applied to the rows first. Returns `out`.
 
-        Rows and results have the weight's dtype and a contiguous last dimension. Raises MemoryError.
+        Rows and results have the weight's dtype and a contiguous last dimension, and share no memory. Raises
+        ShapeMismatch, DtypeMismatch, MemoryError.
         """
+        num_rows = rows.shape[0]
+        if rows.shape != (num_rows, self._inputs) or out.shape != (num_rows, self.out):
+            raise ShapeMismatch(
+                f"a product of [n, {self._inputs}] to [n, {self.out}] was given {tuple(rows.shape)}, {tuple(out.shape)}"
+            )
+        if rows.dtype is not self._dtype or out.dtype is not self._dtype:
+            raise DtypeMismatch(f"a product in {self._dtype} was given {rows.dtype} to write into {out.dtype}")
+        if (rows.stride(1) != 1 and self._inputs > 1) or (out.stride(1) != 1 and self.out > 1):
+            raise ShapeMismatch(f"rows with strides {rows.stride()}, {out.stride()}: the last has to be 1")
+        if norm is not None and norm.size != self._inputs:
+            raise ShapeMismatch(f"a norm over {norm.size} elements was given for rows of {self._inputs}")
         self.lay_down()
         product = self._product
         product.rows, product.row_stride = rows.data_ptr(), rows.stride(0)
         product.out, product.out_stride = out.data_ptr(), out.stride(0)
-        product.num_rows = rows.shape[0]
-        if add:
-            assert not self._is_gated, "what is gated is not added"
-            product.then = _ADD
-        elif not self._is_gated:
-            product.then = _WRITE
+        product.num_rows = num_rows
+        if not self._is_gated:
+            product.then = _ADD if add else _WRITE
+        elif add:
+            raise ValueError("what is gated is written, not added")
         product.threads = torch.get_num_threads()
         if self._owner.calls.akv_multiply(self._struct, None if norm is None else norm.struct, product):
-            raise MemoryError(f"memory for {rows.shape[0]} rows of {rows.shape[1]} inputs cannot be had")
+            raise MemoryError(f"memory for {num_rows} rows of {self._inputs} inputs cannot be had")
         return out
 
     def lay_down(self) -> None:
@@ -199,6 +268,19 @@ class Turn:
         query_norm: RMSNorm | None = None,
         key_norm: RMSNorm | None = None,
     ) -> None:
+        """Raises ShapeMismatch and DtypeMismatch for heads that the kernels are not made for."""
+        if size < 2 or size % 2 or size > MOST_ELEMENTS or not 0 <= num_query_heads <= num_heads:
+            raise ShapeMismatch(
+                f"{num_query_heads} of {num_heads} heads of {size} elements; "
+                f"even sizes up to {MOST_ELEMENTS} are wanted"
+            )
+        if any(norm is not None and norm.size != size for norm in (query_norm, key_norm)):
+            raise ShapeMismatch(f"a norm over heads has {size} elements, as they have")
+        if dtype not in DTYPES:
+            raise DtypeMismatch(f"heads are fp32 or bf16, not {dtype}")
+        self._width = num_heads * size
+        self._size = size
+        self._dtype = dtype
         self._calls = library.calls
         self._norms = (query_norm, key_norm)
         self._struct = interface.Turn(
@@ -214,10 +296,24 @@ class Turn:
         )
 
     def __call__(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """tokens [n, at least num_heads * size], the heads first; cos, sin fp32 [n, size], contiguous."""
+        """tokens [n, at least num_heads * size], the heads first; cos, sin fp32 [n, size], contiguous.
+
+        Raises ShapeMismatch, DtypeMismatch.
+        """
+        num_tokens = tokens.shape[0]
+        wanted = (num_tokens, self._size)
+        if cos.shape != wanted or sin.shape != wanted or tokens.dim() != 2 or tokens.shape[1] < self._width:
+            raise ShapeMismatch(
+                f"tokens [n, >= {self._width}] and cos, sin [n, {self._size}] are wanted, not "
+                f"{tuple(tokens.shape)}, {tuple(cos.shape)}, {tuple(sin.shape)}"
+            )
+        if tokens.dtype is not self._dtype or cos.dtype is not torch.float32 or sin.dtype is not torch.float32:
+            raise DtypeMismatch(f"{self._dtype}, cos and sin of fp32; not {tokens.dtype}, {cos.dtype}, {sin.dtype}")
+        if tokens.stride(1) != 1 or not cos.is_contiguous() or not sin.is_contiguous():
+            raise ShapeMismatch("tokens need a contiguous last dimension, and cos and sin contiguous rows")
         self._struct.cos, self._struct.sin = cos.data_ptr(), sin.data_ptr()
         self._struct.threads = torch.get_num_threads()
-        self._calls.akv_turn_heads(self._struct, tokens.data_ptr(), tokens.stride(0), tokens.shape[0])
+        self._calls.akv_turn_heads(self._struct, tokens.data_ptr(), tokens.stride(0), num_tokens)
 
 
 def _bias_of(plan: LinearPlan | CodesPlan) -> Tensor | None:

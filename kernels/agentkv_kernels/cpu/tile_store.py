@@ -12,13 +12,12 @@ from ..errors import PageOutOfRange
 from ..memory import zeroed
 from ..quantized import SCALE_DTYPE
 from ..store import KVStore, LayerSpec
-from .interface import BAD_SLOT, DTYPES, KV_DTYPES, SLACK, Layer
+from .interface import BAD_SLOT, DTYPES, KV_DTYPES, MOST_ELEMENTS, SLACK, Layer
 from .library import Library
 
 __all__ = ["TileStore", "why_unsupported"]
 
 _LAYER_STARTS_AT = 4096
-_MOST_ELEMENTS = 512
 
 
 def why_unsupported(spec: LayerSpec) -> str | None:
@@ -26,8 +25,8 @@ def why_unsupported(spec: LayerSpec) -> str | None:
     if spec.dtype not in DTYPES:
         return f"{spec.dtype} is not among {', '.join(map(str, DTYPES))}"
     for name, size in (("key", spec.key_size), ("value", spec.value_size)):
-        if size % 2 or size > _MOST_ELEMENTS:
-            return f"{name}s of {size} elements per head; even numbers up to {_MOST_ELEMENTS} are wanted"
+        if size % 2 or size > MOST_ELEMENTS:
+            return f"{name}s of {size} elements per head; even numbers up to {MOST_ELEMENTS} are wanted"
     return None
 
 

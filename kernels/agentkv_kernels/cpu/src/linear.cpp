@@ -123,10 +123,10 @@ class Multiplication {
           row_bytes_(given_bytes_), panels_(num_panels(linear, gated_)), panel_bytes_(panel_bytes(linear)) {}
 
     int32_t run() {
-        if (product_.num_rows < 1) return AKV_OK;
+        if (product_.num_rows < 1 || panels_ < 1) return AKV_OK;
         if (must_prepare() && !prepare()) return AKV_NO_MEMORY;
         // Rows in chunks of equal size, for threads take equally many.
-        const int64_t n = product_.num_rows, wanted = (n * row_bytes_ + CHUNK_BYTES - 1) / CHUNK_BYTES;
+        const int64_t n = product_.num_rows, wanted = n * row_bytes_ / CHUNK_BYTES + 1;
         chunk_ = up_to((n + wanted - 1) / wanted, ROWS_OF_A_BLOCK);
         // A thread takes panels that follow each other, for memory is read fastest in one direction; but not all at once,
         // for another program may hold it up.

@@ -22,6 +22,13 @@ constexpr bool ROWS_ARE_FP32 = false;
 constexpr bool ROWS_ARE_FP32 = true;
 #endif
 
+// Two neighbours of a row; rows lie as a caller has them, at odd numbers of elements, too.
+inline uint32_t pair_of(const char *row, int i) {
+    uint32_t pair;
+    memcpy(&pair, row + static_cast<int64_t>(i) * 4, sizeof pair);
+    return pair;
+}
+
 // Adds to sums the product of ROWS rows with VECTORS vectors of a panel. `lines` are inputs, or pairs of them.
 template <Numbers numbers, int ROWS, int VECTORS>
 ALWAYS_INLINE void add_products(const char *panel, const char *rows, int64_t row_bytes, int lines, F16 (&sums)[ROWS][VECTORS]) {
@@ -44,7 +51,7 @@ ALWAYS_INLINE void add_products(const char *panel, const char *rows, int64_t row
 #if defined(__AVX512BF16__)
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
-                const uint32_t pair = reinterpret_cast<const uint32_t *>(rows + r * row_bytes)[i];
+                const uint32_t pair = pair_of(rows + r * row_bytes, i);
 #pragma GCC unroll 2
                 for (int v = 0; v < VECTORS; ++v) sums[r][v] = dot(sums[r][v], weight[v], pair);
             }
@@ -82,8 +89,11 @@ inline F16 rounded(F16 a) {
     return load_bf16(numbers);
 }
 
-// x / (1 + e^-x).
-inline F16 silu(F16 x) { return div(x, add(exp2<Mode::fp32>(mul(x, all(-LOG2E))), all(1))); }
+// x / (1 + e^-x). Below -87 it is some -1e-36 and stands for less; e^-x stays among the numbers, as powers of two must.
+inline F16 silu(F16 x) {
+    x = max(all(-87), x);
+    return div(x, add(exp2<Mode::fp32>(max(all(-127), mul(x, all(-LOG2E)))), all(1)));
+}
 
 // Puts 16 results down, or as many as there are; `put` says how.
 template <Numbers numbers, bool ADD> inline void put(void *to, F16 result, int count) {
@@ -135,15 +145,15 @@ template <Numbers numbers> inline void finish_gated(const Panel &panel, char *to
     put<numbers, false>(to, mul(gate, other), cut(16, panel.outputs));
 }
 
-// Puts down the sums of ROWS rows for a panel's vectors from `vector` on.
+// Puts down the sums of ROWS rows for a panel's vectors from `vector` on. `waiting` is for gates, where one vector is summed
+// after the other.
 template <Numbers numbers, int ROWS>
-ALWAYS_INLINE void finish_rows(const Panel &panel, int vector, char *out, F16 (&sums)[ROWS][PRODUCT_VECTORS]) {
+ALWAYS_INLINE void finish_rows(const Panel &panel, int vector, char *out, F16 (&sums)[ROWS][PRODUCT_VECTORS],
+                               [[maybe_unused]] float (&waiting)[ROWS][16]) {
     if (panel.then == Then::gate) {
         if constexpr (PRODUCT_VECTORS == 2) {
             for (int r = 0; r < ROWS; ++r) finish_gated<numbers>(panel, out + r * panel.out_bytes, sums[r][0], sums[r][1]);
         } else {
-            // The gates wait in memory for the others.
-            static thread_local float waiting[ROWS][16];
             for (int r = 0; r < ROWS; ++r) {
                 if (vector == 0)
                     store(waiting[r], sums[r][0]);
@@ -161,6 +171,7 @@ ALWAYS_INLINE void finish_rows(const Panel &panel, int vector, char *out, F16 (&
 }
 
 template <Numbers numbers, int ROWS> void multiply_rows(const Panel &panel, const char *rows, char *out) {
+    float waiting[ROWS][16];
     for (int vector = 0; vector < 2; vector += PRODUCT_VECTORS) {
         F16 sums[ROWS][PRODUCT_VECTORS];
 #pragma GCC unroll 16
@@ -168,7 +179,7 @@ template <Numbers numbers, int ROWS> void multiply_rows(const Panel &panel, cons
 #pragma GCC unroll 2
             for (int v = 0; v < PRODUCT_VECTORS; ++v) sums[r][v] = zero();
         add_products<numbers, ROWS, PRODUCT_VECTORS>(panel.start + vector * 64, rows, panel.row_bytes, panel.lines, sums);
-        finish_rows<numbers, ROWS>(panel, vector, out, sums);
+        finish_rows<numbers, ROWS>(panel, vector, out, sums, waiting);
     }
 }
 

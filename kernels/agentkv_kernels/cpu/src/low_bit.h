@@ -69,6 +69,7 @@ template <int ROWS, int VECTORS> inline void clear(F16 (&sums)[ROWS][VECTORS]) {
 }
 
 template <int ROWS> void multiply_int8(const Panel &panel, const char *rows, char *out) {
+    float waiting[ROWS][16];
     for (int vector = 0; vector < 2; vector += PRODUCT_VECTORS) {
         F16 sums[ROWS][PRODUCT_VECTORS];
         clear(sums);
@@ -80,11 +81,12 @@ template <int ROWS> void multiply_int8(const Panel &panel, const char *rows, cha
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) sums[r][v] = mul(sums[r][v], scale);
         }
-        finish_rows<Numbers::bf16, ROWS>(panel, vector, out, sums);
+        finish_rows<Numbers::bf16, ROWS>(panel, vector, out, sums, waiting);
     }
 }
 
 template <int ROWS> void multiply_int4(const Panel &panel, const char *rows, char *out) {
+    float waiting[ROWS][16];
     for (int vector = 0; vector < 2; vector += PRODUCT_VECTORS) {
         F16 sums[ROWS][PRODUCT_VECTORS];
         clear(sums);
@@ -106,7 +108,7 @@ template <int ROWS> void multiply_int4(const Panel &panel, const char *rows, cha
                 }
             }
         }
-        finish_rows<Numbers::bf16, ROWS>(panel, vector, out, sums);
+        finish_rows<Numbers::bf16, ROWS>(panel, vector, out, sums, waiting);
     }
 }
 

@@ -5,13 +5,14 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
-#include <unistd.h>
+#include <signal.h>
 #endif
 
 namespace {
@@ -29,6 +30,17 @@ inline void pause() {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     asm volatile("yield");
+#endif
+}
+
+// A program that waits for a signal has blocked it in its own threads; it must not find one of ours instead. Faults of
+// a thread's own stay with it.
+void leave_signals_to_others() {
+#if defined(__unix__) || defined(__APPLE__)
+    sigset_t signals;
+    sigfillset(&signals);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, fault);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 #endif
 }
 
@@ -109,20 +121,23 @@ class Team {
     int64_t count_ = 0;
     int helpers_ = 0;
 
+    // Up to so many workers; fewer where the system gives no more.
     void grow(size_t wanted) {
-        while (workers_.size() < wanted) {
-            auto worker = std::make_unique<Worker>();
-            const int number = static_cast<int>(workers_.size());
-            try {
+        try {
+            workers_.reserve(wanted);
+            while (workers_.size() < wanted) {
+                auto worker = std::make_unique<Worker>();
+                const int number = static_cast<int>(workers_.size());
                 worker->thread = std::thread([this, number, mine = worker.get()] { serve(number, *mine); });
-            } catch (const std::system_error &) {
-                return;
+                workers_.push_back(std::move(worker));
             }
-            workers_.push_back(std::move(worker));
+        } catch (const std::system_error &) {
+        } catch (const std::bad_alloc &) {
         }
     }
 
     void serve(int number, Worker &mine) {
+        leave_signals_to_others();
         for (uint64_t answered = 0;;) {
             answered = mine.wait(answered);
             if (ends_.load()) return;
@@ -165,6 +180,9 @@ const int watches_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch
 
 void team_run(int threads, int64_t count, void (*of)(void *with, int64_t item), void *with) {
     mine.forget_if_forked();
-    if (!mine.team) mine.team = std::make_unique<Team>();
-    mine.team->run(threads, count, of, with);
+    if (!mine.team) mine.team.reset(new (std::nothrow) Team);
+    if (mine.team)
+        mine.team->run(threads, count, of, with);
+    else
+        for (int64_t item = 0; item < count; ++item) of(with, item);
 }

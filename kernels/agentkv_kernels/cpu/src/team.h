@@ -9,7 +9,7 @@
 #include <type_traits>
 
 // Calls of(with, item) once for each item below count, on up to `threads` threads, the caller's among them. Items must
-// not throw. Where threads cannot be made, fewer do the work.
+// neither throw nor begin a loop of their own. Where threads cannot be made, fewer do the work.
 void team_run(int threads, int64_t count, void (*of)(void *with, int64_t item), void *with);
 
 namespace {
