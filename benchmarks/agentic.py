@@ -6,6 +6,9 @@
     python benchmarks/agentic.py --only http        # agentkv in process and by `agentkv serve`
     python benchmarks/agentic.py --only http --url http://127.0.0.1:8080   # beside a server: llama.cpp's, vLLM's
 
+Each system's figures are told on stderr when it is done, below a bar for the one that runs; the table comes at the end.
+All of it takes some seven minutes on two cores, `--only agentkv` one and a half.
+
 Expected: agentkv first; a recompute ratio of 1.00 while the pool holds what the run touches (2x and 1x of the peak),
 above 1 at half of it; equal answers in fp32.
 """
@@ -18,9 +21,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 # Threads of OpenMP that spin while they wait make every system slower where cores have other work; set for all alike,
@@ -29,10 +31,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import transformers
+from command import as_program, at_least_one, writable
 from machine import describe_machine
-from peers import own_server, run_server
+from peers import ask_who_serves, own_server, run_server
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from workload import NUM_AGENTS, NUM_TURNS, OUTPUT_TOKENS, Conversation, Positions, Workload, run_agents
 
@@ -198,29 +201,56 @@ async def run_peer(
     )
 
 
-async def run_all(loaded: Any, workload: Workload, arguments: argparse.Namespace, progress: Progress) -> list[Row]:
-    """Every system, one after another."""
-    model, only, urls = loaded.model, arguments.only, arguments.url
-    calls = NUM_AGENTS * NUM_TURNS
+async def run_all(
+    loaded: Any, workload: Workload, arguments: argparse.Namespace, progress: Progress
+) -> AsyncIterator[Row]:
+    """Every system, one after another, each as soon as it is done."""
+    model, only = loaded.model, arguments.only
 
     def bar(label: str) -> Callable[[], None]:
-        task = progress.add_task(label, total=calls)
+        task = progress.add_task(label, total=NUM_AGENTS * NUM_TURNS)
         return lambda: progress.advance(task)
 
-    rows = [await run_agentkv(model, workload, "agentkv", bar("agentkv"))]
-    peak = rows[0].peak_pages
+    first = await run_agentkv(model, workload, "agentkv", bar("agentkv"))
+    yield first
     for label, share in () if only == "http" else (("2x", 2.0), ("1x", 1.0), ("0.5x", 0.5)):
         name = f"agentkv, pool {label} of peak"
-        rows.append(await run_agentkv(model, workload, name, bar(name), num_pages=1 + int(peak * share)))
+        yield await run_agentkv(model, workload, name, bar(name), num_pages=1 + int(first.peak_pages * share))
     if only is None:
-        rows.append(await run_agentkv(model, workload, "agentkv, cache off", bar("agentkv, cache off"), cache=False))
-        rows.append(await run_dynamic_cache(model, workload, bar("transformers generate")))
-        rows.append(await run_continuous_batching(model, workload, bar("transformers batching")))
+        yield await run_agentkv(model, workload, "agentkv, cache off", bar("agentkv, cache off"), cache=False)
+        yield await run_dynamic_cache(model, workload, bar("transformers generate"))
+        yield await run_continuous_batching(model, workload, bar("transformers batching"))
     if only != "agentkv":
         label = "agentkv over HTTP"
+        tick = bar(label)  # Drawn while the server starts, too.
         async with own_server(arguments.dtype, arguments.threads) as url:
-            rows.append(await run_peer(url, loaded.tokenizer, workload, bar(label), label))
-    return rows + [await run_peer(url, loaded.tokenizer, workload, bar(url)) for url in urls]
+            served = await run_peer(url, loaded.tokenizer, workload, tick, label)
+        yield served
+    for url in arguments.url:
+        yield await run_peer(url, loaded.tokenizer, workload, bar(url))
+
+
+async def told_rows(loaded: Any, workload: Workload, arguments: argparse.Namespace, progress: Progress) -> list[Row]:
+    """The rows, each told on the console of the bars, and written to the file that was asked for, when it is there."""
+    rows: list[Row] = []
+    async for row in run_all(loaded, workload, arguments, progress):
+        rows.append(row)
+        progress.console.print(in_words(row, rows[0]), highlight=False, markup=False, soft_wrap=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps([asdict(each) for each in rows]))
+    return rows
+
+
+def in_words(row: Row, first: Row) -> str:
+    """What a row of the table says, on one line."""
+    parts = [f"{row.seconds:.1f} s ({row.seconds / first.seconds:.2f}x)"]
+    if row.cached_tokens is not None:
+        parts.append(f"hit rate {row.cached_tokens / row.prompt_tokens:.3f}")
+    if row.positions_run is not None:
+        parts.append(f"{row.positions_run:,} positions run")
+    if row.outputs != first.outputs:
+        parts.append("other answers than agentkv's")
+    return f"{row.system}: {', '.join(parts)}"
 
 
 def print_rows(rows: list[Row], dtype: str) -> None:
@@ -242,7 +272,7 @@ def print_rows(rows: list[Row], dtype: str) -> None:
             f"{row.evicted_pages:,}" if row.positions_run is not None and row.cached_tokens is not None else "",
             "" if row.own_ms_per_step is None else f"{row.own_ms_per_step:.2f} of {row.forward_ms_per_step or 0:.0f}",
         )
-    console = Console(width=130)
+    console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(table)
     console.print(
         f"{first.prompt_tokens:,} prompt tokens, {first.distinct:,} distinct positions, peak {first.peak_pages} pages"
@@ -256,8 +286,12 @@ def print_rows(rows: list[Row], dtype: str) -> None:
 def main() -> None:
     """Parse, load, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--only", choices=("agentkv", "http"), help="leave the other systems out")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the model (bfloat16)")
+    parser.add_argument(
+        "--only",
+        choices=("agentkv", "http"),
+        help="agentkv: it alone, with four sizes of its pool; http: it, itself over HTTP, and what --url names",
+    )
     parser.add_argument(
         "--url",
         action="append",
@@ -265,24 +299,30 @@ def main() -> None:
         help="address of an OpenAI-compatible server, without /v1, to run it on too; started anew for each run, so "
         "that its cache is empty; may be repeated",
     )
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument(
+        "--threads", type=at_least_one, default=None, help="of torch and the kernels (as torch has them)"
+    )
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the rows here, each when it is there")
     arguments = parser.parse_args()
+    for url in arguments.url:
+        ask_who_serves(url)  # That nobody does is heard now, and not behind all other systems.
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     transformers.logging.set_verbosity_error()
     from agentkv.models import LoadOptions, resolve
 
-    loaded = resolve("smollm2-135m").load(LoadOptions(dtype=arguments.dtype))
-    workload = Workload.build(loaded.tokenizer)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        rows = asyncio.run(run_all(loaded, workload, arguments, progress))
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    # Drawn twice a second: whoever draws takes time of what is measured.
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2) as progress:
+        loading = progress.add_task("loading smollm2-135m", total=None)
+        loaded = resolve("smollm2-135m").load(LoadOptions(dtype=arguments.dtype))
+        workload = Workload.build(loaded.tokenizer)
+        progress.remove_task(loading)
+        rows = asyncio.run(told_rows(loaded, workload, arguments, progress))
     print_rows(rows, arguments.dtype)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows]))
     if arguments.dtype == "float32" and any(row.outputs != rows[0].outputs for row in rows if not row.is_server):
         sys.exit("answers differ in fp32")
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

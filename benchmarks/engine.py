@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "radix"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 import torch
+from command import as_program, at_least_one, watched
 from machine import describe_machine
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -286,9 +287,9 @@ def verdict(row: Row, ratio: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"which of {', '.join(TABLES)} (all)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch and of the kernels (1)")
+    parser.add_argument("--threads", type=at_least_one, default=1, help="threads of torch and of the kernels (1)")
     parser.add_argument("--model", default="smollm2-135m", help="a model of known layers (smollm2-135m)")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of each comparison (9)")
+    parser.add_argument("--rounds", type=at_least_one, default=9, help="rounds of each comparison (9)")
     options = parser.parse_args()
     if unknown := set(options.tables) - set(TABLES):
         parser.error(f"no table is called {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
@@ -297,7 +298,7 @@ def main() -> None:
     register_backend(GatherAndAttend.name, lambda device: GatherAndAttend())
     print(describe_machine())
     for name in options.tables or TABLES:
-        for row in TABLES[name](options.model, options.rounds):
+        for row in watched(TABLES[name](options.model, options.rounds), name):
             print(f"\n{name}: {row.name}")
             for column, milliseconds in row.milliseconds.items():
                 print(f"    {column:24} {milliseconds:9.2f} ms")
@@ -306,4 +307,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import transformers
+from command import as_program, at_least_one
 from machine import describe_machine
 from rich.console import Console
 from rich.progress import track
@@ -122,8 +123,8 @@ def table(title: str, measured: dict[str, Divergence]) -> Table:
 def main() -> None:
     """Measure and print; exit 1 above the bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--length", type=int, default=640)
+    parser.add_argument("--prompts", type=at_least_one, default=8, help="of so many sessions (8)")
+    parser.add_argument("--length", type=at_least_one, default=640, help="tokens of each prompt (640)")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     own, eager, exact = load("bfloat16"), load("bfloat16").model, load("float32").model
@@ -152,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

@@ -26,12 +26,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 # Triton reads it as it is imported, which torch may do.
 os.environ.update({"TRITON_INTERPRET": "1"} if "--interpret" in sys.argv else {})
 
 import torch
+from command import as_program, watched, writable
 from gpu_checks import Check, checks, kv_dtypes
 from gpu_peers import Shape, contiguous_peers
 from gpu_workload import Run, same_tokens, workload_runs
@@ -283,7 +283,7 @@ def print_table(
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", metavar="FOLDER", help="weights for the workload (a random Llama 3 that fits)")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     parser.add_argument(
         "--interpret", action="store_true", help="check at tiny shapes in Triton's interpreter, on a CPU"
     )
@@ -310,12 +310,12 @@ def main() -> None:
     caption += "; Triton's interpreter, whose times mean nothing" if INTERPRET else _device_name(device)
     torch.manual_seed(0)
     with torch.inference_mode():
-        found = list(checks(get_backend("triton", device), device, tiny=INTERPRET))
+        found = list(watched(checks(get_backend("triton", device), device, tiny=INTERPRET), "checks"))
         bandwidth = copy_bandwidth(device, 1 << 20 if INTERPRET else 1 << 30)
         rows = [
             row
             for make in (decode_rows, prefill_rows, small_page_rows, shared_rows, moving_rows)
-            for row in make(shape, cases, device)
+            for row in watched(make(shape, cases, device), make.__name__.removesuffix("_rows").replace("_", " "))
         ]
     found.append(Check("a tiny model's tokens", 0.0 if same_tokens(device) else float("inf")))
     runs = [] if INTERPRET else workload_runs(options.model, device)
@@ -337,4 +337,4 @@ def _device_name(device: torch.device) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

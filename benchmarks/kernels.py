@@ -34,6 +34,7 @@ from pathlib import Path
 sys.path.extend(str(Path(__file__).resolve().parents[1] / part) for part in ("kernels", "radix", "."))
 
 import torch
+from command import as_program, at_least_one, watched
 from machine import describe_machine
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -309,31 +310,40 @@ def crossover_in_words(rows: Sequence[Row]) -> str:
     return f"together takes less: {', '.join(told)} shared tokens; the rule's: {SharingRule().keys_per_token:,}"
 
 
-def read_shape(text: str, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> Shape:
+def read_shape(text: str) -> Shape:
     try:
         heads, kv_heads, size = map(int, text.split("x"))
+        if min(heads, kv_heads, size) < 1 or heads % kv_heads:
+            raise ValueError
     except ValueError:
-        raise SystemExit(f"--shape is HEADSxKVxSIZE, such as 9x3x64, got {text!r}") from None
-    return Shape(heads, kv_heads, size, dtype, kv_dtype)
+        raise argparse.ArgumentTypeError(f"HEADSxKVxSIZE is wanted, HEADS a multiple of KV, got {text!r}") from None
+    return Shape(heads, kv_heads, size)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"which of {', '.join(TABLES)} (all)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch and of the kernels (1)")
-    parser.add_argument("--shape", default="9x3x64", help="heads, KV heads and head size of a layer (9x3x64)")
+    parser.add_argument("--threads", type=at_least_one, default=1, help="threads of torch and of the kernels (1)")
+    parser.add_argument(
+        "--shape",
+        type=read_shape,
+        default=Shape(),
+        metavar="HxKVxD",
+        help="heads, KV heads and head size of a layer (9x3x64)",
+    )
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of queries, keys and values (bf16)")
     parser.add_argument("--kv-dtype", choices=("auto", "int8"), default="auto", help="of the pages (auto: the same)")
     parser.add_argument("--backend", default="cpu", help="the backend that is measured (cpu)")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds over all layers (9)")
+    parser.add_argument("--rounds", type=at_least_one, default=9, help="rounds over all layers (9)")
     options = parser.parse_args()
     if unknown := set(options.tables) - set(TABLES):
         parser.error(f"no table is called {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[options.dtype]
-    shape = read_shape(options.shape, dtype, torch.int8 if options.kv_dtype == "int8" else None)
+    kv_dtype = torch.int8 if options.kv_dtype == "int8" else None
+    shape = replace(options.shape, dtype=dtype, kv_dtype=kv_dtype)
     backend = get_backend(options.backend)
     caption = f"{shape}; {describe_machine()}"
     if isinstance(backend, CpuBackend):
@@ -341,7 +351,9 @@ def main() -> None:
     found: list[Row] = []
     with torch.inference_mode():
         for name in options.tables or TABLES:
-            rows = list(TABLES[name](backend, shape, options.rounds))
+            rows = list(watched(TABLES[name](backend, shape, options.rounds), name))
+            if not rows:
+                print(f"{name}: the {backend.name} backend does not read shared pages together", file=sys.stderr)
             found += rows
             if rows and not options.json:
                 print_table(name, rows, caption)
@@ -352,4 +364,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

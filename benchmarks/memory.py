@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from command import as_program, at_least_one
 from machine import describe_machine
 from rich.console import Console
 from rich.progress import track
@@ -226,9 +227,9 @@ def main() -> None:
     """Measure and print; exit 1 where pages waste more than expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time", action="store_true", help="also time one token at growing context")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=at_least_one, default=9, help="of each time (9)")
     parser.add_argument("--plot", type=Path, help="with --time: write a PNG here (needs matplotlib)")
-    parser.add_argument("--context-limit", type=int, default=8_192)
+    parser.add_argument("--context-limit", type=at_least_one, default=8_192, help="of the contiguous runs (8192)")
     arguments = parser.parse_args()
     console = Console(width=110)
     enough = print_slots(console, arguments.context_limit)
@@ -240,4 +241,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

@@ -21,7 +21,7 @@ from typing import Any
 
 from workload import OUTPUT_TOKENS, Conversation, Positions, Workload, run_agents
 
-__all__ = ["ServerRun", "own_server", "run_server"]
+__all__ = ["ServerRun", "ask_who_serves", "own_server", "run_server"]
 
 _OWN_FIELDS: dict[str, dict[str, Any]] = {"llamacpp": {"return_tokens": True, "verbose": True}}
 """By what /v1/models names as owner: what its completions take beside the common fields."""
@@ -73,13 +73,23 @@ async def own_server(dtype: str, threads: int | None) -> AsyncIterator[str]:
         await server.communicate()
 
 
+def ask_who_serves(url: str) -> tuple[str, dict[str, Any]]:
+    """The first model's name, and the fields that this server alone takes. Raises SystemExit where none answers so."""
+    url = url.rstrip("/")
+    try:
+        first = _ask(f"{url}/v1/models")["data"][0]
+        return str(first["id"]), _OWN_FIELDS.get(first.get("owned_by"), {})
+    except (KeyError, IndexError) as error:
+        raise SystemExit(f"{url}/v1/models does not answer as an OpenAI server does: no {error}") from error
+
+
 async def run_server(url: str, tokenizer: Any, workload: Workload, tick: Callable[[], None]) -> ServerRun:
     """Every agent to its end over HTTP, one connection a call.
 
     Raises SystemExit with the server's answer where it refuses a call. The label says where it was not a fresh server.
     """
     url = url.rstrip("/")
-    model, fields = await asyncio.to_thread(_model, url)
+    model, fields = await asyncio.to_thread(ask_who_serves, url)
     run = ServerRun(f"{model} at {url}")
 
     async def generate(conversation: Conversation) -> list[int]:
@@ -105,15 +115,6 @@ def _request(model: str, token_ids: Sequence[int], fields: Mapping[str, Any]) ->
         "model": model, "prompt": list(token_ids), "max_tokens": OUTPUT_TOKENS, "temperature": 0.0,
         "ignore_eos": True, "return_token_ids": True, **fields,
     }  # fmt: skip
-
-
-def _model(url: str) -> tuple[str, dict[str, Any]]:
-    """The first model's name, and the fields that this server alone takes."""
-    try:
-        first = _ask(f"{url}/v1/models")["data"][0]
-        return str(first["id"]), _OWN_FIELDS.get(first.get("owned_by"), {})
-    except (KeyError, IndexError) as error:
-        raise SystemExit(f"{url}/v1/models does not answer as an OpenAI server does: no {error}") from error
 
 
 def _complete(url: str, body: dict[str, Any]) -> dict[str, Any]:

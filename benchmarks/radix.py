@@ -23,7 +23,10 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
+
+from command import as_program, at_least_one, watched
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "radix"))
 
@@ -223,7 +226,7 @@ def print_table(rows: Sequence[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speed of the prefix tree.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--page-size", type=int, nargs="+", default=[16, 1], help="default: 16 1")
+    parser.add_argument("--page-size", type=at_least_one, nargs="+", default=[16, 1], help="default: 16 1")
     parser.add_argument("--sessions", type=int, default=1_000, help="default: 1000")
     arguments = parser.parse_args()
     fewest = EVICTED_TOKENS // PRIVATE_TOKENS + 1
@@ -232,10 +235,13 @@ def main() -> None:
     rows = list(packing_rows(random.Random(0)))
     for page_size in arguments.page_size:
         draw = random.Random(page_size)
-        rows += session_rows(page_size, arguments.sessions, draw)
-        rows += long_rows(page_size, draw)
-        rows += eviction_rows(page_size, draw)
-        rows += commit_rows(page_size, draw)
+        made = (
+            session_rows(page_size, arguments.sessions, draw),
+            long_rows(page_size, draw),
+            eviction_rows(page_size, draw),
+            commit_rows(page_size, draw),
+        )
+        rows += watched(chain.from_iterable(made), f"pages of {page_size}")
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": [{**asdict(row), "met": row.met} for row in rows]}, indent=2))
     else:
@@ -243,4 +249,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

@@ -35,6 +35,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from command import as_program, at_least_one, writable
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
@@ -418,8 +419,8 @@ def leaks(before: Held, after: Held) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120.0, help="how long the clients come and go")
-    parser.add_argument("--rounds", type=int, default=60, help="requests of each kind and side")
-    parser.add_argument("--json", type=Path, help="also write the figures there")
+    parser.add_argument("--rounds", type=at_least_one, default=60, help="requests of each kind and side")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures there")
     parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client is not None:
@@ -448,4 +449,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

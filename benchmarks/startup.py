@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from command import as_program, at_least_one, watched
+
 TARGET = 1.5
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,18 +61,21 @@ def run_once(model: str, *, split: bool) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--model", default="smollm2-135m", help="a name or a folder (smollm2-135m)")
+    parser.add_argument("--runs", type=at_least_one, default=5, help="processes of each kind (5)")
     arguments = parser.parse_args()
 
     run_once(arguments.model, split=False)
-    whole = [run_once(arguments.model, split=False)["total"] for _ in range(arguments.runs)]
-    split = [run_once(arguments.model, split=True) for _ in range(arguments.runs)]
+    whole, split = (
+        list(watched((run_once(arguments.model, split=each) for _ in range(arguments.runs)), what))
+        for each, what in ((False, "whole starts"), (True, "starts in parts"))
+    )
     imports = statistics.median(times["imports"] for times in split)
     rest = statistics.median(times["total"] - times["imports"] for times in split)
-    ready = statistics.median(whole)
+    totals = [times["total"] for times in whole]
+    ready = statistics.median(totals)
     print(f"{arguments.model}, {arguments.runs} fresh processes, {os.cpu_count()} cores; seconds, medians")
-    print(f"{'ready after import torch, transformers':<44}{ready:>6.2f}   (target {TARGET}; all: {_listed(whole)})")
+    print(f"{'ready after import torch, transformers':<44}{ready:>6.2f}   (target {TARGET}; all: {_listed(totals)})")
     print(f"{'  of these, transformers own lazy imports':<44}{imports:>6.2f}   (measured apart)")
     print(f"{'  of these, loading, switching, opening':<44}{rest:>6.2f}   (measured apart)")
 
@@ -80,4 +85,4 @@ def _listed(seconds: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    as_program(main)

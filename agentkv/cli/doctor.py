@@ -21,6 +21,7 @@ DOCTOR_EXAMPLES = examples("agentkv doctor", "agentkv doctor --json", "HF_HUB_OF
 
 
 _NO_HUB = "note: hub ids cannot be fetched now; built-in and local models work"
+_NO_KERNELS = "note: without compiled kernels attention takes several times as long; the line 'backend' says what to do"
 
 
 def doctor(
@@ -52,6 +53,8 @@ def _show(found: Diagnosis) -> None:
         table.add_row(*row)
     out = console()
     out.print(table)
+    if found.device.get("backend") == "reference":
+        out.print(_NO_KERNELS, markup=False, highlight=False, soft_wrap=True)
     if found.hub != "answers":
         out.print(_NO_HUB, markup=False, highlight=False, soft_wrap=True)
     for problem in found.problems or ("nothing that would break",):

@@ -52,6 +52,7 @@ def runtime_figures(served_by: ServedBy, now: Moment, since: Moment | None) -> d
         "dtype": served_by.dtype,
         "kv_dtype": served_by.kv_dtype or served_by.dtype,
         "device": served_by.device,
+        "backend": served_by.backend or None,
         "uptime": now.at - served_by.started_at,
         "interval": now.at - (since.at if since is not None else served_by.started_at),
         "sessions": now.sessions - (since.sessions if since is not None else 0),

@@ -27,6 +27,8 @@ class ServedBy:
     pool_bytes: int
     kv_dtype: str = ""
     """What pages hold: "int8", "fp8", or the model's own, which "" stands for."""
+    backend: str = ""
+    """Whose kernels attend: "cpu", "triton", "reference"; "" where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

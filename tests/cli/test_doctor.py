@@ -15,6 +15,8 @@ import pytest
 import agentkv
 from agentkv.cli import diagnosis
 from agentkv.cli.commands import main
+from agentkv_kernels import choose_backend
+from agentkv_kernels.cpu import building, library
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,7 @@ def test_a_sound_installation_ends_with_0_and_names_what_is_here(capsys: pytest.
     for name in ("agentkv", "python", "torch", "transformers", "device", "backend", "CPU", "memory", "cache", "hub"):
         assert name in rows
     assert "off (HF_HUB_OFFLINE=1)" in rows["hub"]
+    assert ("note: without compiled kernels" in out) is (rows["backend"].split()[1] == "reference")
     assert importlib.metadata.version("torch") in rows["torch"]
     assert "fetched when first used: smollm2-135m" in out
     assert out.splitlines()[-2:] == [
@@ -71,6 +74,33 @@ def test_the_backend_is_told_with_its_instruction_set_or_with_why_it_is_not_comp
         "reference": r".*: \S.*",
     }
     assert re.fullmatch(told[device["backend"]], device["why"])
+
+
+def test_an_instruction_set_that_is_not_here_is_told_with_its_variable_and_with_what_it_costs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if choose_backend("cpu").backend.name != "cpu":
+        pytest.skip("no compiled kernels are here")
+    monkeypatch.setenv("AGENTKV_INSTRUCTION_SET", "sse9")
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    assert "'sse9', which AGENTKV_INSTRUCTION_SET names, is not here; there are plain" in out
+    assert out.splitlines()[-3].startswith("note: without compiled kernels attention takes several times as long")
+
+
+def test_a_folder_for_kernels_that_cannot_be_made_is_no_missing_compiler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AGENTKV_KERNELS", str(tmp_path / "file"))
+    monkeypatch.setattr(library, "_loaded", None)
+    monkeypatch.setattr(building, "packaged", lambda: None)
+    monkeypatch.setattr(building, "compiler", lambda: [sys.executable])
+    device = json.loads(run(capsys, "doctor", "--json")[1])["device"]
+    assert device["backend"] == "reference"
+    assert f"into {tmp_path / 'file'}, which cannot be written (it is a file)" in device["why"]
+    assert "set AGENTKV_KERNELS to a folder that can" in device["why"]
+    assert "install" not in device["why"]
 
 
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

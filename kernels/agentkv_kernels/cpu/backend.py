@@ -79,8 +79,9 @@ class CpuBackend:
         if instruction_set or named:
             self._why = "which was asked for" if instruction_set else "which AGENTKV_INSTRUCTION_SET names"
         if asked not in self._library.instruction_sets:
+            by = "" if instruction_set else ", which AGENTKV_INSTRUCTION_SET names,"
             raise BackendUnavailable(
-                f"the instruction set {asked!r} is not here; there are {', '.join(self._library.instruction_sets)}"
+                f"the instruction set {asked!r}{by} is not here; there are {', '.join(self._library.instruction_sets)}"
             )
         self.instruction_set = asked
         self._isa = INSTRUCTION_SETS.index(asked)

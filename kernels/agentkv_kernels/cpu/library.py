@@ -46,6 +46,8 @@ def load() -> Library:
         if _loaded is None:
             try:
                 _loaded = _open(building.packaged() or _made())
+            except BackendUnavailable as error:
+                _loaded = error
             except (building.BuildFailed, OSError) as error:
                 _loaded = BackendUnavailable(f"no compiled kernels: {error}; {building.HOW_TO_MEND}")
         if isinstance(_loaded, BackendUnavailable):
@@ -70,12 +72,26 @@ def _made() -> Path:
     target = folder / name
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
+    _require_writable(folder)
     with FileLock(folder / f"{name}.lock"):
         if not target.exists():
             _log.info("compiling the kernels into %s; this happens once", target)
             building.build(target)
     return target
+
+
+def _require_writable(folder: Path) -> None:
+    """Make it if need be. Raises BackendUnavailable where nothing can be compiled into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(folder, os.W_OK | os.X_OK) else "no permission"
+    except OSError as error:
+        reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+    if reason is not None:
+        raise BackendUnavailable(
+            f"no compiled kernels: they would be compiled into {folder}, which cannot be written ({reason}); "
+            "set AGENTKV_KERNELS to a folder that can"
+        )
 
 
 def _cache_folder() -> Path:
