@@ -80,7 +80,7 @@ def test_it_runs_a_model_of_known_layers_and_the_log_says_so(
     ("kind", "dtype", "options", "instead"),
     [
         ("llama", torch.float32, {"backend": "reference"}, "is run by a forward of ours, weights"),
-        ("llama", torch.bfloat16, {"backend": "reference", "weights": "int8"}, "is run by a forward of ours, weights int8"),
+        ("llama", torch.bfloat16, {"backend": "reference", "weights": "int8"}, "forward of ours, weights int8"),
         ("gpt2", torch.float32, {}, "is run by its own modules"),
     ],
 )
