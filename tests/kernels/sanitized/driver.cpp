@@ -246,10 +246,12 @@ void one_step(const Shape &shape, const std::vector<Lengths> &lengths, int share
 }  // namespace
 
 #include "products.h"
+#include "codes.h"
 #include "team.h"
 
 int main() {
     all_products();
+    all_codes();
     all_teams();
     const int sizes[][2] = {{8, 8}, {64, 64}, {24, 40}, {12, 22}, {128, 96}, {256, 72}};
     const int page_sizes[] = {1, 4, 16, 24, 32};
