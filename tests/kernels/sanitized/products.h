@@ -35,7 +35,8 @@ void one_product(const Product &shape, int threads) {
     const bool gated = shape.then == AKV_GATE;
     const int wide = shape.in + shape.apart, results = shape.out + shape.apart, all = gated ? 2 * shape.out : shape.out;
     const int first = gated ? shape.out : (all + 1) / 2;
-    Elements upper = rows_of(shape.dtype, first, shape.in, 3), lower = rows_of(shape.dtype, all > first ? all - first : 1, shape.in, 0);
+    Elements upper = rows_of(shape.dtype, first, shape.in, 3);
+    Elements lower = rows_of(shape.dtype, all > first ? all - first : 1, shape.in, 0);
     Elements rows = rows_of(shape.dtype, shape.rows, shape.in, shape.apart);
     const Elements before = rows_of(shape.dtype, shape.rows, shape.out, shape.apart);
     const akv_part parts[] = {{upper.data(), shape.in + 3, first}, {lower.data(), shape.in, all - first}};
@@ -48,36 +49,45 @@ void one_product(const Product &shape, int threads) {
     linear.panels = panels.data();
     const akv_norm norm = {scale.data(), 1e-5f};
 
+    std::vector<double> read;  // what is multiplied: rows as they are, or normed
+    for (int r = 0; r < shape.rows; ++r)
+        for (int i = 0; i < shape.in; ++i) {
+            const size_t start = static_cast<size_t>(r) * wide;
+            read.push_back(shape.norm ? normed(rows, start, shape.in, scale, i) : rows.get(start + i));
+        }
     const auto product = [&](int r, int o) {
         double found = 0;
         for (int i = 0; i < shape.in; ++i) {
-            const size_t start = static_cast<size_t>(r) * wide;
-            const double x = shape.norm ? normed(rows, start, shape.in, scale, i) : rows.get(start + i);
-            found += x * (o < first ? upper.get(static_cast<size_t>(o) * (shape.in + 3) + i)
-                                    : lower.get(static_cast<size_t>(o - first) * shape.in + i));
+            const double weight = o < first ? upper.get(static_cast<size_t>(o) * (shape.in + 3) + i)
+                                            : lower.get(static_cast<size_t>(o - first) * shape.in + i);
+            found += read[static_cast<size_t>(r) * shape.in + i] * weight;
         }
         if (!shape.bias) return found;
         return found + (gated ? bias[o % shape.out / 16 * 32 + o % shape.out % 16 + o / shape.out * 16] : bias[o]);
     };
+    std::vector<double> all_wanted, all_sizes;  // of every element, and those between rows, which stay
+    for (int i = 0; i < shape.rows * results - shape.apart; ++i) {
+        const int r = i / results, o = i % results;
+        double wanted = before.get(i), size = 1;
+        if (o < shape.out) {
+            const double found = product(r, o);
+            wanted = gated ? found / (1 + std::exp(-found)) * product(r, o + shape.out)
+                           : found + (shape.then == AKV_ADD ? wanted : 0);
+            size = std::fmax(1, std::fabs(wanted)) * (gated ? std::fmax(1, std::sqrt(shape.in)) : 1);
+        }
+        all_wanted.push_back(wanted);
+        all_sizes.push_back(size);
+    }
     for (int isa = 0; isa < AKV_NUM_ISA; ++isa) {
         if (!(akv_supported() >> isa & 1)) continue;
         Elements out = before;
         const akv_product call = {rows.data(), out.data(), wide, results, shape.rows, shape.then, isa, threads};
         expect(akv_multiply(&linear, shape.norm ? &norm : nullptr, &call) == AKV_OK, "rows are multiplied");
         double worst = 0;
-        for (int r = 0; r < shape.rows; ++r)
-            for (int o = 0; o < results && r * results + o < shape.rows * results - shape.apart; ++o) {
-                const double was = before.get(static_cast<size_t>(r) * results + o);
-                double wanted = was, size = 1;
-                if (o < shape.out) {
-                    const double gate = product(r, o);
-                    wanted = gated ? gate / (1 + std::exp(-gate)) * product(r, o + shape.out)
-                                   : gate + (shape.then == AKV_ADD ? was : 0);
-                    size = std::fmax(1, std::fabs(wanted)) * (gated ? std::fmax(1, std::sqrt(shape.in)) : 1);
-                }
-                const double off = std::fabs(out.get(static_cast<size_t>(r) * results + o) - wanted) / size;
-                if (!(off <= worst)) worst = off;
-            }
+        for (size_t i = 0; i < all_wanted.size(); ++i) {
+            const double off = std::fabs(out.get(i) - all_wanted[i]) / all_sizes[i];
+            if (!(off <= worst)) worst = off;
+        }
         const double bound = (shape.dtype == AKV_FP32 ? 2e-6 : 1e-2) * std::fmax(1, std::sqrt(shape.in));
         if (!(worst <= bound)) {
             ++failures;
