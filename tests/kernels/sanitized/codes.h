@@ -19,8 +19,8 @@ void one_coded(const Coded &shape, int threads) {
     const int wide = shape.in + shape.apart, results = shape.out + shape.apart;
     std::vector<int8_t> codes(static_cast<size_t>(all) * shape.in);
     for (int8_t &code : codes) code = static_cast<int8_t>(shape.bits == 8 ? uniform() * 255 - 127 : std::floor(uniform() * 16) - 8);
-    const Elements scales = rows_of(AKV_BF16, all, groups, 0), middles = rows_of(AKV_BF16, all, groups, 0);
-    const Elements rows = rows_of(AKV_BF16, shape.rows, shape.in, shape.apart);
+    Elements scales = rows_of(AKV_BF16, all, groups, 0), middles = rows_of(AKV_BF16, all, groups, 0);
+    Elements rows = rows_of(AKV_BF16, shape.rows, shape.in, shape.apart);
     const Elements before = rows_of(AKV_BF16, shape.rows, shape.out, shape.apart);
     std::vector<float> scale(shape.in);
     for (float &x : scale) x = static_cast<float>(normal());
