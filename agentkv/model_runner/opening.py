@@ -20,6 +20,7 @@ from agentkv_kernels import (
     UnknownBackend,
     choose_backend,
     get_backend,
+    open_store,
 )
 
 from .attention import AttentionSwitch
@@ -109,7 +110,7 @@ def open_runner(
             _log.info("%s is run by its own modules: %s", name, against_shape or against)
         specs = [replace(spec, kv_dtype=kv_dtype) for spec in layers.specs]
         pages = num_pages if num_pages is not None else num_pages_for(specs, page_size, device, memory)
-        store = kernels.make_store(specs, pages, page_size, device)
+        opened = open_store(kernels, specs, pages, page_size, device)
     except BaseException as error:
         switch.restore()
         rope.restore()
@@ -127,15 +128,16 @@ def open_runner(
         )  # fmt: skip
     _log.info(
         "%s: pool of %d tokens in %d pages of %d, %.2f GiB, backend %s on %s",
-        name, (pages - 1) * page_size, pages - 1, page_size, store.num_bytes / 2**30, kernels.name, device,
+        name, (pages - 1) * page_size, pages - 1, page_size, opened.store.num_bytes / 2**30,
+        opened.backend.name, device,
     )  # fmt: skip
     return ModelRunner(
         model,
         switch=switch,
         rope=rope,
         layers=layers,
-        store=store,
-        backend=kernels,
+        store=opened.store,
+        backend=opened.backend,
         context_limit=context_limit,
         own=own,
     )
