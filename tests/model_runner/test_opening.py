@@ -51,6 +51,23 @@ def test_a_model_that_the_kernels_are_not_made_for_is_served_by_the_backend_that
     torch.testing.assert_close(logits, expected, rtol=0, atol=exactness_bound(expected))
 
 
+def test_a_runner_that_cannot_be_made_leaves_the_model_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no graphs")
+
+    model = tiny_model("llama")
+    before = model.config._attn_implementation
+    monkeypatch.setattr("agentkv.model_runner.opening.ModelRunner", failing)
+    with pytest.raises(RuntimeError, match="no graphs"):
+        open_runner(
+            model, name="llama", fingerprint=b"", verdicts=tmp_path, context_limit=64, page_size=16, num_pages=4
+        )
+    assert model.config._attn_implementation == before
+    AttentionSwitch(model).restore()  # Nobody holds it any more.
+
+
 def test_learning_what_the_layers_look_like_reads_no_weight_of_a_linear_layer() -> None:
     """They are mapped from disk: reading them would cost a start more than all the rest of opening."""
     model = tiny_model("llama")
