@@ -49,6 +49,7 @@ class EngineCounters:
     calls: int = 0
     replies: int = 0
     failures: int = 0
+    """Calls that ended in an error of their own: in the engine, or where their tokens were read."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0

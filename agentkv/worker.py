@@ -132,8 +132,16 @@ class Worker:
 
     def abort(self, call_id: int) -> Future[None]:
         """End a call before the next step; nothing more is delivered. Done when nothing of it is left in the engine."""
-
         return self.ask(functools.partial(self._abort, call_id=call_id))
+
+    def fail(self, call_id: int) -> Future[None]:
+        """As abort, and the call is counted as a failure; see `Engine.fail`."""
+
+        def failed(engine: Engine) -> None:
+            self._forget(call_id)
+            engine.fail(call_id)
+
+        return self.ask(failed)
 
     def abandon(self, call_id: int) -> None:
         """As abort, where nobody waits for it."""

@@ -240,11 +240,7 @@ def shared_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]:
         ]
         ratios = {**ratios_to("together", found), "bytes": read[1] / read[0]}
         asked = (count, prefix) == (16, 2048)
-        targets = (
-            {"own pages / together": 1.5, "bytes": (16 * (2048 + 64)) / (2048 + 16 * 64)}
-            if asked
-            else {}
-        )
+        targets = {"own pages / together": 1.5, "bytes": (16 * (2048 + 64)) / (2048 + 16 * 64)} if asked else {}
         yield Row("shared", f"{count} over {prefix:,}, {private} own each", found, read[0], ratios, targets)
 
 

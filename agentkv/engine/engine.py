@@ -109,6 +109,11 @@ class Engine:
         if live is not None:
             self._drop(live)
 
+    def fail(self, call_id: int) -> None:
+        """As abort, of a call whose tokens its reader could not take: it is a failure, also if it has just ended."""
+        self.abort(call_id)
+        self.counters.failures += 1
+
     def cancel(self, call_id: int, *, keep: bool) -> list[Update]:
         """End a call now; each unfinished choice becomes a reply that ends "cancelled".
 

@@ -62,10 +62,9 @@ class Replayed:
 class _Graph:
     """One captured step."""
 
-    def __init__(self, size: int, store: KVStore, *, max_pages: int, shared: bool) -> None:
-        self.step = ReplayableStep(size, max_pages, store.page_size, store.device, shared=shared)
-        self.token_ids = torch.zeros(size, dtype=torch.int64, device=store.device)
-        self.replay: Callable[[], Tensor] | None = None
+    def __init__(self, step: ReplayableStep, token_ids: Tensor, replay: Callable[[], Tensor]) -> None:
+        """`replay` runs what is in `step` and `token_ids`, and returns the same tensor, written anew."""
+        self.step, self.token_ids, self.replay = step, token_ids, replay
         self.is_proven = False
 
     def write(self, sequences: Sequence[Decoding], shared: Sequence[SharedRun]) -> AttentionMetadata | None:
@@ -109,19 +108,15 @@ class DecodeGraphs:
             return None
         graph = self._graphs.get((size, bool(shared)))
         if graph is None:
-            graph = _Graph(size, self._store, max_pages=self._max_pages, shared=bool(shared))
-        with torch.inference_mode():
             try:
-                if graph.replay is None:
-                    self._record(graph)
-                    self._graphs[size, bool(shared)] = graph
+                graph = self._graphs[size, bool(shared)] = self._captured(size, shared=bool(shared))
             except RuntimeError as error:
                 self._give_up(f"this model cannot be captured ({error})")
                 return None
+        with torch.inference_mode():
             written = graph.write(sequences, shared)
             if written is None:
                 return None
-            assert graph.replay is not None
             logits = graph.replay()[: len(sequences)].clone()
             if not graph.is_proven:
                 if not _agree(logits, self._as_it_comes(sequences, shared)):
@@ -130,14 +125,17 @@ class DecodeGraphs:
                 graph.is_proven = True
         return Replayed(logits, written)
 
-    def _record(self, graph: _Graph) -> None:
-        """Capture the forward over sequences that are all padding, so that nothing of a real one is in the graph."""
-        # The first plans for each kind of layer, the second compiles what depends on where things lie.
-        self._forward(graph.token_ids, graph.step.metadata)
-        graph.step.settle()
-        graph.step.write([], [])
-        self._forward(graph.token_ids, graph.step.metadata)
-        graph.replay = self._capture(lambda: self._forward(graph.token_ids, graph.step.metadata))
+    def _captured(self, size: int, *, shared: bool) -> _Graph:
+        """The forward over sequences that are all padding, so that nothing of a real one is in the graph."""
+        step = ReplayableStep(size, self._max_pages, self._store.page_size, self._store.device, shared=shared)
+        token_ids = torch.zeros(size, dtype=torch.int64, device=self._store.device)
+        with torch.inference_mode():
+            # The first plans for each kind of layer, the second compiles what depends on where things lie.
+            self._forward(token_ids, step.metadata)
+            step.settle()
+            step.write([], [])
+            self._forward(token_ids, step.metadata)
+            return _Graph(step, token_ids, self._capture(lambda: self._forward(token_ids, step.metadata)))
 
     def _as_it_comes(self, sequences: Sequence[Decoding], shared: Sequence[SharedRun]) -> Tensor:
         metadata = plan(

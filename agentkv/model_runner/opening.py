@@ -20,6 +20,7 @@ from agentkv_kernels import (
     UnknownBackend,
     choose_backend,
     get_backend,
+    open_store,
 )
 
 from .attention import AttentionSwitch
@@ -89,27 +90,30 @@ def open_runner(
     try:
         rope = freeze_rope(model, context_limit)
         layers = discover_layers(model)
-        shape, against_shape = _shape_for_own_forward(model, layers) if own_forward else (None, "it was asked for")
-        known = Verdicts(verdicts)
-        against = known.against_own_forward(fingerprint)
-        if not known.passed(fingerprint) or (shape is not None and against is None):
-            began = time.perf_counter()
-            against = probe(model, layers, context_limit, shape)
-            known.record(fingerprint, name, against)
-            _log.info("%s passed the probe in %.2f s", name, time.perf_counter() - began)
+        shape, against = _proven_shape(model, layers, name, fingerprint, Verdicts(verdicts), context_limit, own_forward)
         own = None
-        if shape is not None and not against:
+        if shape is not None:
             own = make_own_forward(shape, name, kernels, weights)
         elif weights is not None:
             raise ConfigError(
                 f"weights={weights!r} is for models whose layers agentkv runs by a forward of its own; "
-                f"{name} is run by its own modules: {against_shape or against}. Leave it out"
+                f"{name} is run by its own modules: {against}. Leave it out"
             )
         else:
-            _log.info("%s is run by its own modules: %s", name, against_shape or against)
+            _log.info("%s is run by its own modules: %s", name, against)
         specs = [replace(spec, kv_dtype=kv_dtype) for spec in layers.specs]
         pages = num_pages if num_pages is not None else num_pages_for(specs, page_size, device, memory)
-        store = kernels.make_store(specs, pages, page_size, device)
+        opened = open_store(kernels, specs, pages, page_size, device)
+        runner = ModelRunner(
+            model,
+            switch=switch,
+            rope=rope,
+            layers=layers,
+            store=opened.store,
+            backend=opened.backend,
+            context_limit=context_limit,
+            own=own,
+        )
     except BaseException as error:
         switch.restore()
         rope.restore()
@@ -127,18 +131,35 @@ def open_runner(
         )  # fmt: skip
     _log.info(
         "%s: pool of %d tokens in %d pages of %d, %.2f GiB, backend %s on %s",
-        name, (pages - 1) * page_size, pages - 1, page_size, store.num_bytes / 2**30, kernels.name, device,
+        name, (pages - 1) * page_size, pages - 1, page_size, opened.store.num_bytes / 2**30,
+        opened.backend.name, device,
     )  # fmt: skip
-    return ModelRunner(
-        model,
-        switch=switch,
-        rope=rope,
-        layers=layers,
-        store=store,
-        backend=kernels,
-        context_limit=context_limit,
-        own=own,
-    )
+    return runner
+
+
+def _proven_shape(
+    model: PreTrainedModel,
+    layers: AttentionLayers,
+    name: str,
+    fingerprint: bytes,
+    verdicts: Verdicts,
+    context_limit: int,
+    own_forward: bool,
+) -> tuple[DecoderShape | None, str]:
+    """What a forward of ours runs, proven to compute what the model computes; or None and why its modules run it.
+
+    Raises ModelUnsupported where the model over pages gives other logits than it should, by its modules too.
+    """
+    shape, why = _shape_for_own_forward(model, layers) if own_forward else (None, "it was asked for")
+    against = verdicts.against_own_forward(fingerprint)
+    if not verdicts.passed(fingerprint) or (shape is not None and against is None):
+        began = time.perf_counter()
+        against = probe(model, layers, context_limit, shape)
+        verdicts.record(fingerprint, name, against)
+        _log.info("%s passed the probe in %.2f s", name, time.perf_counter() - began)
+    if shape is None or not against:
+        return shape, why
+    return None, against
 
 
 def _shape_for_own_forward(model: PreTrainedModel, layers: AttentionLayers) -> tuple[DecoderShape | None, str]:

@@ -35,11 +35,6 @@ class LayersForward(Protocol):
     scales: tuple[float, ...]
     """Of each layer's scores."""
 
-    @property
-    def is_hooked(self) -> bool:
-        """Whether somebody has set a hook on the model since, which only the model's own forward calls. O(modules)."""
-        ...
-
     def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend) -> Tensor:
         """Logits [len(rows), vocab] behind the tokens `rows` of the packed token_ids [n] at positions [n]."""
         ...
@@ -72,12 +67,7 @@ class OwnForward:
         self._shape = shape
         self._layers = [_make_layer(layer, make_product) for layer in shape.layers]
         self._head = (make_head or make_product)(linear_weights(shape.head))
-        self._modules = shape.modules
         self.scales = tuple(layer.scale for layer in shape.layers)
-
-    @property
-    def is_hooked(self) -> bool:
-        return are_hooked(self._modules)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend) -> Tensor:
         shape = self._shape

@@ -17,6 +17,7 @@ from agentkv_kernels.head_major import HeadMajorStore
 
 from .attention import AttentionCall, AttentionSwitch, handling
 from .decode_graphs import DecodeGraphs, are_replayable
+from .hooks import Hooks
 from .kv_read import KVRead, KVReads
 from .layers import AttentionLayers
 from .own_forward import Attend, LayersForward
@@ -183,6 +184,7 @@ class ModelRunner:
         self._rope = rope
         self._layer_of = layers.index()
         self._own = own
+        self._hooks = Hooks(model)
         self._reads = KVReads(layers, store, backend)
         self.kv_read = KVRead()
         """What the last run read of keys and values."""
@@ -215,8 +217,8 @@ class ModelRunner:
     def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
         own, graphs = self._own, self._graphs
-        if not self._switch.is_on or (own is not None and own.is_hooked):
-            own = graphs = None  # What somebody does to the model while it is served, its own forward shows.
+        if not self._switch.is_on or self._hooks.are_set:
+            own = graphs = None  # Neither calls a hook, and what becomes of the switch only the model's forward shows.
         self.kv_read = KVRead()
         with _translated():
             replayed = None if graphs is None else graphs.run(sequences, shared)

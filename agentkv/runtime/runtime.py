@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
-
-from xxhash import xxh3_64_intdigest
 
 from agentkv.cache import Listener
 from agentkv.chat import normalise, without_implicit
 from agentkv.errors import AgentKVError
 from agentkv.policies import Policy
 from agentkv.reply import Reply
-from agentkv.report import Moment, Report
+from agentkv.report import Report
 from agentkv.session import (
     CallOptions,
     ChatTurn,
     Conversation,
     PlainTurn,
-    Question,
     Session,
-    SessionTurn,
     with_advice,
 )
-from agentkv.streams import CallStream, Mailbox, Stream, Submitted, await_result
-from agentkv.tool_calls import ToolCallCounts
+from agentkv.streams import CallStream, await_result
 from agentkv.tools import as_tools
 
-from .admission import Gate, Rate, RateLimits
+from .admission import Rate
 from .config import RuntimeConfig, read_template
 from .given import GivenConversation, check_since, first_messages
-from .handle import RuntimeHandle
-from .life import Life
-from .opened import Opened
+from .host import RuntimeHost
 from .prompt import Prompt, is_messages
 
 __all__ = ["Runtime"]
@@ -45,7 +36,7 @@ _INLINE_LENGTH = 2_000
 """Up to so many characters or ids a prompt is encoded on the event loop, which costs less than a change of thread."""
 
 
-class Runtime(RuntimeHandle):
+class Runtime(RuntimeHost):
     """Runs one Hugging Face model in this process; every prompt prefix that is resident is computed once.
 
         async with agentkv.Runtime("smollm2-135m") as runtime:
@@ -116,7 +107,7 @@ class Runtime(RuntimeHandle):
         Raises ConfigError for a wrong option, TypeError for an unknown one.
         """
         template = read_template(chat_template) if isinstance(chat_template, Path) else chat_template
-        self._config = RuntimeConfig(
+        config = RuntimeConfig(
             model=model, tokenizer=tokenizer, adapter=adapter, revision=revision, trust_remote_code=trust_remote_code,
             chat_template=template, dtype=dtype, weights=weights, device=device, backend=backend,
             kv_dtype=kv_dtype, threads=threads, context_limit=context_limit, page_size=page_size,
@@ -124,12 +115,7 @@ class Runtime(RuntimeHandle):
             max_num_seqs=max_num_seqs, share_prefixes=share_prefixes, max_queue=max_queue, on_full=on_full,
             rate_limit=rate_limit, policy=policy, seed=seed, listener=listener, strict=strict,
         )  # fmt: skip
-        self._gate = Gate(max_queue)
-        self._rates = RateLimits(rate_limit)
-        self._call_ids = itertools.count()
-        self._num_sessions = 0
-        self._lock = threading.Lock()
-        self._life = Life(self._config)
+        super().__init__(config)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -229,14 +215,9 @@ class Runtime(RuntimeHandle):
 
         Raises TypeError for a `since` that is no report, ValueError for one of another Runtime.
         """
-        opened = self._life.opened
-        served_by = opened.served_by
+        served_by = self._life.opened.served_by
         check_since(since, served_by)
-        snapshot = self._life.worker.snapshot
-        assert snapshot is not None, "a started engine has a snapshot"
-        calls = opened.tool_calls.counts
-        now = Moment(snapshot, sessions=self._num_sessions, at=opened.clock(), tool_calls=calls)
-        return Report(served_by, now, since.now if since is not None else None)
+        return Report(served_by, self._moment(), since.now if since is not None else None)
 
     def check(self) -> None:
         """Prove the books by a full recount between two steps; AssertionError names what is off.
@@ -387,64 +368,3 @@ class Runtime(RuntimeHandle):
         session = Session(self, messages=given, options=options, history=history)
         self.session_opened()
         return session
-
-    # -- what sessions ask for ----------------------------------------------------------------------------------
-
-    async def serve(self) -> Opened:
-        """The model, loaded first if need be."""
-        await self.start()
-        return self._life.opened
-
-    def served_now(self) -> Opened:
-        """The model; raises NotStarted before it is loaded."""
-        return self._life.opened
-
-    def seconds_per_prompt_token(self) -> float | None:
-        """What computing one more prompt token was measured to take, None before there was one."""
-        seconds: float | None = self.report().to_dict()["seconds_per_prompt_token"]
-        return seconds
-
-    def open_turn(self, turn: SessionTurn) -> Stream:
-        """The stream of one more reply to a session's conversation, by this model."""
-        chat = ChatTurn(
-            self, turn.enter, turn.options, exact=turn.exact, seed=lambda token_ids: turn.seed(), told=turn.told,
-            denied=turn.denied, left=turn.left,
-        )  # fmt: skip
-        return CallStream(chat, turn.timeout)
-
-    def count_tool_calls(self, counts: ToolCallCounts) -> None:
-        """Of calls that a session answered."""
-        self._life.opened.tool_calls.add(counts)
-
-    async def submit(self, question: Question) -> Submitted:
-        """Wait for a place in the queue, and hand the question to the engine."""
-        opened = self._life.opened
-        call = opened.call(question, next(self._call_ids))
-        still_open, salt = self._life.worker.require_open, question.cache_salt
-        await self._rates.wait(name=call.name, cache_salt=salt, still_open=still_open, clock=opened.clock)
-        if self._config.on_full == "raise":
-            self._gate.enter_or_raise()
-        else:
-            await self._gate.enter()
-        mailbox = Mailbox(on_admitted=self._gate.leave)
-        worker = self._life.worker
-        try:
-            worker.submit(call, mailbox)
-        except BaseException:
-            self._gate.leave()
-            raise
-        return Submitted(worker, call.call_id, mailbox, opened.written(call))
-
-    def session_opened(self) -> None:
-        """Count one more session, a fork or not."""
-        with self._lock:
-            self._num_sessions += 1
-
-    def seed_of(self, *parts: object) -> int:
-        """From the runtime's seed and these, so that the order of arrival changes nothing."""
-        return xxh3_64_intdigest(repr((self._config.seed, *parts)).encode())
-
-    def supersede(self, token_ids: array[int], start: int, cache_salt: str | None) -> None:
-        """Tell the cache, soon, that what lies behind `start` was taken back; the array is not changed afterwards."""
-        namespace = self._life.opened.namespace(cache_salt)
-        self._life.worker.tell(lambda engine: engine.cache.supersede(token_ids, start, namespace=namespace))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Self
@@ -236,7 +236,8 @@ class CallStream(Stream):
         try:
             self._take(updates)
         except Exception as error:
-            await self._abort()
+            if (submitted := self._submitted) is not None:
+                await self._withdraw(submitted.worker.fail, submitted.call_id)
             self._ended, self._error = True, error
 
     def _timed_out(self) -> TimeoutError:
@@ -244,11 +245,16 @@ class CallStream(Stream):
 
     async def _abort(self) -> None:
         """Nothing of the call is left in the engine afterwards."""
-        if self._submitted is None or self._ended:
+        if self._submitted is not None:
+            await self._withdraw(self._submitted.worker.abort, self._submitted.call_id)
+
+    async def _withdraw(self, end: Callable[[int], Future[None]], call_id: int) -> None:
+        """End the call by the worker, unless it has ended."""
+        if self._ended:
             return
         self._ended = True
         self._error = StreamClosed("this stream was left before its end; it has no reply")
-        done = self._submitted.worker.abort(self._submitted.call_id)
+        done = end(call_id)
         try:
             await asyncio.shield(asyncio.ensure_future(_settled(done)))
         finally:

@@ -4,9 +4,11 @@ from .backend import (
     Backend,
     BackendChoice,
     BackendFactory,
+    OpenedStore,
     choose_backend,
     get_backend,
     known_backends,
+    open_store,
     register_backend,
 )
 from .cpu import CpuBackend
@@ -15,6 +17,7 @@ from .errors import (
     DtypeMismatch,
     KernelError,
     KVDtypeUnsupported,
+    LayerUnsupported,
     PageOutOfRange,
     PlanMismatch,
     ShapeMismatch,
@@ -38,6 +41,8 @@ __all__ = [
     "KVStore",
     "KernelError",
     "LayerSpec",
+    "LayerUnsupported",
+    "OpenedStore",
     "PageOutOfRange",
     "PagesData",
     "PlanMismatch",
@@ -50,6 +55,7 @@ __all__ = [
     "choose_backend",
     "get_backend",
     "known_backends",
+    "open_store",
     "plan",
     "register_backend",
 ]

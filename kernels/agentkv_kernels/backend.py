@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,10 +11,12 @@ from typing import Protocol
 import torch
 
 from .cpu import CpuBackend
-from .errors import BackendUnavailable, UnknownBackend
+from .errors import BackendUnavailable, LayerUnsupported, UnknownBackend
 from .metadata import AttentionMetadata
 from .reference import ReferenceBackend
 from .store import KVStore, LayerSpec
+
+_log = logging.getLogger("agentkv")
 
 
 class Backend(Protocol):
@@ -34,7 +37,10 @@ class Backend(Protocol):
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device
     ) -> KVStore:
-        """A zeroed store in this backend's layout. Raises StoreTooLarge."""
+        """A zeroed store in this backend's layout, which no other backend reads.
+
+        Raises LayerUnsupported where the backend is not made for one of the layers, KVDtypeUnsupported, StoreTooLarge.
+        """
         ...
 
     def store_kv(
@@ -101,6 +107,14 @@ class BackendChoice:
     """The reasons of those that are preferred to it and are not here."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """A store, and the backend that made it: the only one that reads it."""
+
+    backend: Backend
+    store: KVStore
+
+
 def _cpu(device: torch.device) -> Backend:
     if device.type != "cpu":
         raise BackendUnavailable(f"the cpu backend computes on CPUs, not on {device}")
@@ -161,3 +175,18 @@ def get_backend(name: str | None = None, device: str | torch.device = "cpu") -> 
     if name not in _factories:
         raise UnknownBackend(f"no backend is named {name!r}; known are {', '.join(known_backends())}")
     return _factories[name](torch.device(device))
+
+
+def open_store(
+    backend: Backend, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device
+) -> OpenedStore:
+    """A zeroed store of that backend; of the reference backend, told in the log, where it is not made for the layers.
+
+    Raises KVDtypeUnsupported and StoreTooLarge.
+    """
+    try:
+        return OpenedStore(backend, backend.make_store(layers, num_pages, page_size, device))
+    except LayerUnsupported as error:
+        _log.warning("the reference backend serves this model: %s", error)
+    reference = ReferenceBackend()
+    return OpenedStore(reference, reference.make_store(layers, num_pages, page_size, device))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from .errors import DtypeMismatch, PageOutOfRange, ShapeMismatch
+from .errors import DtypeMismatch, LayerUnsupported, PageOutOfRange, ShapeMismatch
 from .metadata import AttentionMetadata
 from .store import LayerSpec, require
+
+
+def check_layers(layers: Sequence[LayerSpec], why_unsupported: Callable[[LayerSpec], str | None], name: str) -> None:
+    """Layers that the backend of that name is made for."""
+    for layer, spec in enumerate(layers):
+        if (reason := why_unsupported(spec)) is not None:
+            raise LayerUnsupported(
+                f"the {name} backend is not made for layer {layer}, which has {reason}; the reference backend takes any"
+            )
 
 
 def check_query(

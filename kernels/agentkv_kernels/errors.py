@@ -4,6 +4,7 @@ KernelError
 ├── UnknownBackend      no backend of that name: choose one of those listed
 ├── BackendUnavailable  it is known and cannot work here: mend what it says, or take another
 ├── StoreTooLarge       the memory for the pages cannot be had: fewer pages
+├── LayerUnsupported    the backend is not made for such a layer: take the reference backend, as `open_store` does
 ├── KVDtypeUnsupported  the backend has no pages of that dtype: keep the model's own, or take another backend
 ├── PageOutOfRange      a page id the store does not have: the books of the caller are wrong
 ├── PlanMismatch        lengths and page tables of a step contradict each other
@@ -26,6 +27,10 @@ class BackendUnavailable(KernelError):
 
 class StoreTooLarge(KernelError):
     """The memory for the pages of a store could not be had."""
+
+
+class LayerUnsupported(KernelError):
+    """The backend is not made for the sizes or the dtype of a layer."""
 
 
 class KVDtypeUnsupported(KernelError):

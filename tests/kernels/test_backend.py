@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -16,16 +17,20 @@ from agentkv_kernels import (
     DtypeMismatch,
     KernelError,
     LayerSpec,
+    LayerUnsupported,
     PageOutOfRange,
     ReferenceBackend,
     ShapeMismatch,
+    StoreTooLarge,
     UnknownBackend,
     backend,
     choose_backend,
     get_backend,
+    open_store,
     plan,
     register_backend,
 )
+from agentkv_kernels.checks import check_layers
 from support.pages import paged_step
 from support.plain_backend import PlainBackend
 
@@ -39,8 +44,7 @@ def plain_is_registered(monkeypatch):
 
 
 def test_without_a_name_the_device_chooses():
-    if not choose_backend().passed_over:
-        assert get_backend().name == "cpu"
+    assert get_backend().name == ("reference" if choose_backend().passed_over else "cpu")
     assert get_backend(None, "cuda").name == ("triton" if torch.cuda.is_available() else "reference")
     assert get_backend(None, "meta").name == "reference"
 
@@ -77,6 +81,42 @@ def test_a_backend_for_cpus_is_refused_for_another_device():
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="registered already"):
         register_backend("reference", lambda device: ReferenceBackend())
+
+
+class PickyBackend(PlainBackend):
+    """Made for one KV head."""
+
+    name = "picky"
+
+    def make_store(self, layers, num_pages, page_size, device):
+        check_layers(layers, lambda spec: f"{spec.kv_heads} KV heads" if spec.kv_heads > 1 else None, self.name)
+        return super().make_store(layers, num_pages, page_size, device)
+
+
+def test_a_store_is_read_by_the_backend_that_made_it(caplog):
+    picky = PickyBackend()
+    opened = open_store(picky, [LayerSpec(1, 8, 6, torch.float32)] * 2, 3, 4, "cpu")
+    assert opened.backend is picky
+    assert not caplog.records
+
+
+def test_layers_that_a_backend_is_not_made_for_are_opened_by_the_reference_which_is_told(caplog):
+    layers = [LayerSpec(1, 8, 6, torch.float32), SPEC]
+    with pytest.raises(LayerUnsupported):
+        PickyBackend().make_store(layers, 3, 4, "cpu")
+    with caplog.at_level(logging.WARNING, logger="agentkv"):
+        opened = open_store(PickyBackend(), layers, 3, 4, "cpu")
+    assert isinstance(opened.backend, ReferenceBackend)
+    opened.backend.copy_pages(opened.store, [1], [2])
+    assert [record.getMessage() for record in caplog.records] == [
+        "the reference backend serves this model: the picky backend is not made for layer 1, which has 2 KV heads; "
+        "the reference backend takes any"
+    ]
+
+
+def test_a_store_that_cannot_be_is_no_reason_for_another_backend():
+    with pytest.raises(StoreTooLarge):
+        open_store(get_backend(), [LayerSpec(8, 128, 128, torch.float32)], 1 << 45, 16, "cpu")
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -143,7 +183,7 @@ def test_a_step_planned_for_another_store_is_refused(backend):
 def test_every_error_of_the_package_has_one_root():
     errors = [getattr(agentkv_kernels, name) for name in agentkv_kernels.__all__]
     errors = [e for e in errors if isinstance(e, type) and issubclass(e, Exception)]
-    assert len(errors) == 9
+    assert len(errors) == 10
     assert all(issubclass(error, KernelError) for error in errors)
 
 

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import agentkv_kernels
-from agentkv_kernels.cpu import building
+from agentkv_kernels.cpu import building, library
 
 SAY = (
     "from agentkv_kernels import choose_backend\n"
@@ -56,12 +57,12 @@ def test_two_processes_that_want_it_at_once_compile_it_once_and_a_third_finds_it
     first, second = (said(process) for process in [started(checkout, CXX=str(quick)) for _ in range(2)])
     assert first == second
     assert first[0] == "cpu"
-    (library,) = (checkout / "kernels").glob("*.so")
-    assert str(library) in first[1]
-    made = library.stat().st_mtime_ns
+    (made_library,) = (checkout / "kernels").glob("*.so")
+    assert str(made_library) in first[1]
+    made = made_library.stat().st_mtime_ns
     again = said(started(checkout, CXX=str(quick), AGENTKV_INSTRUCTION_SET="plain"))
     assert again[1].startswith("compiled for plain, which AGENTKV_INSTRUCTION_SET names")
-    assert library.stat().st_mtime_ns == made
+    assert made_library.stat().st_mtime_ns == made
 
 
 def test_an_instruction_set_that_is_not_here_is_told_with_those_that_are() -> None:
@@ -71,6 +72,15 @@ def test_an_instruction_set_that_is_not_here_is_told_with_those_that_are() -> No
         pytest.skip(str(error))
     with pytest.raises(agentkv_kernels.BackendUnavailable, match=r"'sse9' is not here; there are plain"):
         agentkv_kernels.CpuBackend("sse9")
+
+
+def test_a_library_that_is_another_one_is_no_backend_and_the_reason_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library, "_loaded", None)
+    monkeypatch.setattr(building, "packaged", lambda: Path(torch._C.__file__))
+    with pytest.raises(agentkv_kernels.BackendUnavailable, match=r"is another library \(.*akv_.*\); remove it; mend"):
+        library.load()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ imported, for all of a process. To run it by hand:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from agentkv_kernels import (
     KVDtypeUnsupported,
     KVStore,
     LayerSpec,
+    LayerUnsupported,
     PageOutOfRange,
     PagesData,
     ReferenceBackend,
@@ -398,17 +398,10 @@ def test_what_does_not_fit_is_refused() -> None:
         WHOLE.copy_pages(PlainBackend().make_store([_spec()], 3, 4, "cpu"), [1], [2])
 
 
-def test_a_layer_that_the_kernels_are_not_made_for_is_served_by_the_reference_which_is_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="agentkv"):
-        step = paged_step(WHOLE, [1, 4], [20, 9], spec=_spec(FP32, 2, 576, 512), num_heads=4, page_size=16)
-    assert "layer 0 has keys of 576 elements per head; up to 256 are wanted: the reference" in caplog.text
-    reference = paged_step(
-        get_backend("reference"), [1, 4], [20, 9], spec=_spec(FP32, 2, 576, 512), num_heads=4, page_size=16
-    )
-    assert torch.equal(step.attend(), reference.attend())
-    WHOLE.copy_pages(step.store, [1], [2])
+def test_a_layer_that_the_kernels_are_not_made_for_is_refused_with_the_reason() -> None:
+    why = r"the triton backend is not made for layer 1, which has keys of 576 elements per head \(up to 256"
+    with pytest.raises(LayerUnsupported, match=why):
+        WHOLE.make_store([_spec(), _spec(FP32, 2, 576, 512)], 3, 4, "cpu")
 
 
 def test_in_the_interpreter_the_backend_is_had_by_name_on_a_cpu() -> None:

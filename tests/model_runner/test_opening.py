@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from agentkv.errors import ConfigError
-from agentkv.model_runner import open_runner
+from agentkv.model_runner import PackedSequence, exactness_bound, open_runner
 from agentkv.model_runner.attention import AttentionSwitch
 from agentkv.model_runner.layers import discover_layers
 from support.tiny_models import tiny_model
@@ -28,6 +30,42 @@ def test_a_pool_that_no_machine_has_room_for_is_a_wrong_option_and_leaves_the_mo
             num_pages=2**45,
         )
     assert model.config._attn_implementation == before
+
+
+def test_a_model_that_the_kernels_are_not_made_for_is_served_by_the_backend_that_made_its_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model("llama", head_dim=514)
+    with caplog.at_level(logging.INFO, logger="agentkv"):
+        runner = open_runner(
+            model, name="llama", fingerprint=b"", verdicts=tmp_path, context_limit=64, page_size=16, num_pages=4
+        )
+    try:
+        assert runner.backend.name == "reference"
+        assert "backend reference on cpu" in caplog.text
+        assert not runner.shares_runs
+        logits = runner.run([PackedSequence(range(1, 20), 0, [1, 2])])
+    finally:
+        runner.close()
+    expected = model(torch.arange(1, 20)[None]).logits[:, -1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=exactness_bound(expected))
+
+
+def test_a_runner_that_cannot_be_made_leaves_the_model_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no graphs")
+
+    model = tiny_model("llama")
+    before = model.config._attn_implementation
+    monkeypatch.setattr("agentkv.model_runner.opening.ModelRunner", failing)
+    with pytest.raises(RuntimeError, match="no graphs"):
+        open_runner(
+            model, name="llama", fingerprint=b"", verdicts=tmp_path, context_limit=64, page_size=16, num_pages=4
+        )
+    assert model.config._attn_implementation == before
+    AttentionSwitch(model).restore()  # Nobody holds it any more.
 
 
 def test_learning_what_the_layers_look_like_reads_no_weight_of_a_linear_layer() -> None:

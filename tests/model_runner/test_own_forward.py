@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
 from agentkv.model_runner import ModelRunner, PackedSequence, exactness_bound, open_runner
@@ -147,7 +148,8 @@ def test_what_somebody_has_changed_is_run_as_he_changed_it(
         expected = [model(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in PROMPTS]
     with caplog.at_level(logging.INFO, logger="agentkv"):
         runner = runner_of(model)
-    assert says(caplog, f"is run by its own modules: {reason}") or says(caplog, reason)
+    (told,) = (each.getMessage() for each in caplog.records if "is run by its own modules: " in each.getMessage())
+    assert reason in told
     for ours, theirs in zip(logits(runner), expected, strict=True):
         assert float((ours - theirs).abs().max()) <= exactness_bound(theirs)
 
@@ -170,20 +172,58 @@ def test_layers_that_scale_what_they_add_are_found_out_by_the_probe(
     assert note["against_own_forward"] in found[0]
 
 
+def before_one_module(model: Any, call: Callable[..., None]) -> Any:
+    return model.model.layers[0].mlp.register_forward_pre_hook(call)
+
+
+def behind_one_module(model: Any, call: Callable[..., None]) -> Any:
+    return model.model.layers[0].mlp.register_forward_hook(call)
+
+
+def behind_every_module(model: Any, call: Callable[..., None]) -> Any:
+    mlp = model.model.layers[0].mlp
+    return register_module_forward_hook(lambda module, *given: call(module, *given) if module is mlp else None)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_hook_that_is_set_while_it_runs_is_called(backend: str, runner_of: Any) -> None:
+@pytest.mark.parametrize("hooked", [before_one_module, behind_one_module, behind_every_module])
+def test_a_hook_that_is_set_while_it_runs_is_called(hooked: Callable[..., Any], backend: str, runner_of: Any) -> None:
     model: Any = tiny_model("llama")
     runner = runner_of(model, backend=needed(backend))
     before = logits(runner)
-    calls = []
-    hook = model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
-    during = logits(runner)
-    hook.remove()
+    calls: list[int] = []
+    hook = hooked(model, lambda *_: calls.append(1))
+    try:
+        during = logits(runner)
+    finally:
+        hook.remove()
     assert len(calls) == 3
     logits(runner)
     assert len(calls) == 3
     for one, other in zip(before, during, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=exactness_bound(one))
+
+
+def test_no_step_is_replayed_while_a_hook_is_set(runner_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Graphs:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            return
+
+        def run(self, *_: Any) -> None:
+            asked.append(1)
+
+    monkeypatch.setattr("agentkv.model_runner.runner.are_replayable", lambda *_: True)
+    monkeypatch.setattr("agentkv.model_runner.runner.DecodeGraphs", Graphs)
+    model: Any = tiny_model("llama")
+    hook = behind_one_module(model, lambda *_: None)
+    runner = runner_of(model)
+    logits(runner)
+    assert not asked
+    hook.remove()
+    logits(runner)
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

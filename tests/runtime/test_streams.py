@@ -175,6 +175,31 @@ async def test_a_tokenizer_that_raises_while_text_is_read_ends_its_own_call(
         assert isinstance(reply, Reply)
         assert (reply.text, reply.token_ids) == (text_of(EXPECTED), EXPECTED)
         idle_and_sound(runtime)
+        figures = runtime.report().to_dict()
+        assert (figures["calls"], figures["replies"], figures["failures"]) == (2, 1, 1)
+
+
+async def test_a_tokenizer_that_raises_at_the_end_of_an_answer_is_counted_though_the_engine_is_done(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Detokenizer.finish
+
+    def failing(detokenizer: Detokenizer) -> str:
+        if threading.current_thread().name != "agentkv-engine":
+            raise ArithmeticError("the last of the text")
+        return finish(detokenizer)
+
+    monkeypatch.setattr(Detokenizer, "finish", failing)
+    async with talking(model) as runtime:
+        stream = runtime.stream(PROMPT, max_tokens=3)
+        for _ in range(2):
+            with pytest.raises(ArithmeticError, match="the last of the text"):
+                await stream.reply()
+        async with runtime.stream(PROMPT, max_tokens=100) as left:
+            await first_tokens(left, 1)
+        figures = runtime.report().to_dict()
+        assert (figures["calls"], figures["replies"], figures["failures"]) == (2, 1, 1)
+        idle_and_sound(runtime)
 
 
 async def test_deltas_over_a_preemption_join_to_the_final_text(model: PreTrainedModel) -> None:

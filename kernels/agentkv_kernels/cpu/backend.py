@@ -7,7 +7,6 @@ and costs microseconds, for it is C++ too; what a step tells is put down once, f
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 from array import array
 from collections.abc import Sequence
@@ -15,11 +14,9 @@ from itertools import chain
 
 import torch
 
-from ..checks import check_new_tokens, check_query, check_step
+from ..checks import check_layers, check_new_tokens, check_query, check_step
 from ..errors import BackendUnavailable
-from ..head_major import HeadMajorStore
 from ..metadata import AttentionMetadata
-from ..reference import ReferenceBackend
 from ..store import KVStore, LayerSpec
 from . import interface
 from .interface import INSTRUCTION_SETS
@@ -28,8 +25,6 @@ from .linear import CodesPlan, LinearPlan, Linears, RMSNorm, Turn
 from .tile_store import TileStore, why_unsupported
 
 __all__ = ["CpuBackend"]
-
-_log = logging.getLogger("agentkv")
 
 
 class PlannedStep:
@@ -63,8 +58,7 @@ class PlannedStep:
 class CpuBackend:
     """Compiled attention on CPUs, for the best instruction set that the processor has, or the one that is named.
 
-    Layers that the kernels are not made for (`why_unsupported`) make the whole store the reference backend's, which
-    then serves it; one line of the log says so. As many threads as torch has work at a call.
+    As many threads as torch has work at a call.
     """
 
     name = "cpu"
@@ -86,7 +80,6 @@ class CpuBackend:
         self.instruction_set = asked
         self._isa = INSTRUCTION_SETS.index(asked)
         self._calls = self._library.calls
-        self._reference = ReferenceBackend()
 
     @property
     def description(self) -> str:
@@ -95,11 +88,8 @@ class CpuBackend:
 
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device = "cpu"
-    ) -> KVStore:
-        for layer, spec in enumerate(layers):
-            if (reason := why_unsupported(spec)) is not None:
-                _log.warning("layer %d has %s: the reference backend serves this model", layer, reason)
-                return self._reference.make_store(layers, num_pages, page_size, device)
+    ) -> TileStore:
+        check_layers(layers, why_unsupported, self.name)
         return TileStore(layers, num_pages, page_size, self._library)
 
     def make_linears(self, plans: Sequence[LinearPlan | CodesPlan]) -> Linears:
@@ -132,8 +122,6 @@ class CpuBackend:
     def store_kv(
         self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        if isinstance(store, HeadMajorStore):
-            return self._reference.store_kv(store, layer, key, value, slot_mapping)
         mine, spec = _mine(store), store.spec(layer)
         check_new_tokens(key, value, slot_mapping, spec)
         key, value, slots = _rows(key), _rows(value), slot_mapping.contiguous()
@@ -150,7 +138,6 @@ class CpuBackend:
             torch.get_num_threads(),
         )
         mine.check_slots(result)
-        return None
 
     @torch.no_grad()
     def attend(
@@ -165,10 +152,6 @@ class CpuBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if isinstance(store, HeadMajorStore):
-            return self._reference.attend(
-                store, layer, query, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
         mine, spec = _mine(store), store.spec(layer)
         check_query(query, spec, metadata, window=window, sinks=sinks)
         query = _rows(query)
@@ -194,16 +177,12 @@ class CpuBackend:
 
     @torch.no_grad()
     def copy_pages(self, store: KVStore, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
-        if isinstance(store, HeadMajorStore):
-            return self._reference.copy_pages(store, src_page_ids, dst_page_ids)
         return _mine(store).copy_pages(src_page_ids, dst_page_ids)
 
     def keys_read(
         self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
     ) -> int:
         """Keys that `attend` reads for each KV head, one counted as often as it is read. `token_bytes` each."""
-        if isinstance(store, HeadMajorStore):
-            return self._reference.keys_read(store, layer, metadata, num_heads=num_heads, window=window)
         mine = _mine(store)
         call = interface.Call(num_heads=num_heads, window=window or 0, isa=self._isa, threads=torch.get_num_threads())
         return int(self._calls.akv_keys_read(mine.described[layer], _step(mine, metadata), call))

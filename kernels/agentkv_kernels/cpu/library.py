@@ -48,16 +48,24 @@ def load() -> Library:
                 _loaded = _open(building.packaged() or _made())
             except BackendUnavailable as error:
                 _loaded = error
-            except (building.BuildFailed, OSError) as error:
+            except building.BuildFailed as error:
                 _loaded = BackendUnavailable(f"no compiled kernels: {error}; {building.HOW_TO_MEND}")
+            except OSError as error:
+                _loaded = BackendUnavailable(
+                    f"no compiled kernels: {error}; mend that, or let AGENTKV_KERNELS name another folder for them"
+                )
         if isinstance(_loaded, BackendUnavailable):
             raise BackendUnavailable(str(_loaded))
         return _loaded
 
 
 def _open(path: Path) -> Library:
+    """Raises OSError where it is no library of this interface."""
     calls = ctypes.CDLL(str(path))
-    declare(calls)
+    try:
+        declare(calls)
+    except AttributeError as error:
+        raise OSError(f"{path} is another library ({error}); remove it") from error
     if (had := calls.akv_interface()) != INTERFACE:
         raise OSError(f"{path} speaks version {had} of the interface, version {INTERFACE} is wanted; remove it")
     present = calls.akv_supported()

@@ -23,10 +23,10 @@ _LAYER_STARTS_AT = 4096
 def why_unsupported(spec: LayerSpec) -> str | None:
     """Why the compiled kernels cannot serve such a layer; None: they can."""
     if spec.dtype not in DTYPES:
-        return f"{spec.dtype} is not among {', '.join(map(str, DTYPES))}"
-    for name, size in (("key", spec.key_size), ("value", spec.value_size)):
+        return f"{spec.dtype}, which is not among {', '.join(map(str, DTYPES))}"
+    for name, size in (("keys", spec.key_size), ("values", spec.value_size)):
         if size % 2 or size > MOST_ELEMENTS:
-            return f"{name}s of {size} elements per head; even numbers up to {MOST_ELEMENTS} are wanted"
+            return f"{name} of {size} elements per head (even numbers up to {MOST_ELEMENTS} are wanted)"
     return None
 
 

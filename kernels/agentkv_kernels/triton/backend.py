@@ -6,7 +6,6 @@ prompts, shared prefixes), and one that merges parts where there are any. What t
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import triton
 
-from ..checks import check_new_tokens, check_query
+from ..checks import check_layers, check_new_tokens, check_query
 from ..errors import BackendUnavailable, KVDtypeUnsupported
-from ..head_major import HeadMajorStore
 from ..metadata import AttentionMetadata
-from ..reference import ReferenceBackend
 from ..store import KVStore, LayerSpec
 from .blocks import blocks_for
 from .device import attend_tiles, merge_parts, store_kv
@@ -38,15 +35,9 @@ _LOG2_E = math.log2(math.e)
 _NO_WINDOW = 1 << 30
 """As good as none, and positions less this fit 32 bits."""
 
-_log = logging.getLogger("agentkv")
-
 
 class TritonBackend:
-    """Attention on one CUDA device, or anywhere in Triton's interpreter.
-
-    Layers that the kernels are not made for (`why_unsupported`) make the whole store the reference backend's, which
-    then serves it; one line of the log says so.
-    """
+    """Attention on one CUDA device, or anywhere in Triton's interpreter."""
 
     name = "triton"
     shares_runs = True
@@ -77,15 +68,12 @@ class TritonBackend:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._programs = programs or _PROGRAMS_PER_PROCESSOR * processors
         self._least_keys = least_keys
-        self._reference = ReferenceBackend()
 
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device = "cuda"
-    ) -> KVStore:
+    ) -> PageMajorStore:
+        check_layers(layers, why_unsupported, self.name)
         for layer, spec in enumerate(layers):
-            if (reason := why_unsupported(spec)) is not None:
-                _log.warning("layer %d has %s: the reference backend serves this model", layer, reason)
-                return self._reference.make_store(layers, num_pages, page_size, device)
             if spec.kv_dtype == FLOAT8 and self._capability < _FLOAT8_CAPABILITY:
                 raise KVDtypeUnsupported(
                     f"layer {layer} wants pages of {FLOAT8}, which the triton backend reads by instructions of compute "
@@ -98,8 +86,6 @@ class TritonBackend:
     def store_kv(
         self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        if isinstance(store, HeadMajorStore):
-            return self._reference.store_kv(store, layer, key, value, slot_mapping)
         mine, spec = _mine(store), store.spec(layer)
         check_new_tokens(key, value, slot_mapping, spec)
         views, blocks = mine.views[layer], blocks_for(spec, spec.kv_heads)
@@ -123,7 +109,6 @@ class TritonBackend:
                 FLOAT8=spec.kv_dtype == FLOAT8,
                 num_warps=1,
             )
-        return None
 
     @torch.no_grad()
     def attend(
@@ -138,10 +123,6 @@ class TritonBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if isinstance(store, HeadMajorStore):
-            return self._reference.attend(
-                store, layer, query, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
         mine, spec = _mine(store), store.spec(layer)
         check_query(query, spec, metadata, window=window, sinks=sinks)
         kind = self._kind(mine, spec, query.shape[1], window)
@@ -157,17 +138,13 @@ class TritonBackend:
 
     @torch.no_grad()
     def copy_pages(self, store: KVStore, src_page_ids: Sequence[int], dst_page_ids: Sequence[int]) -> None:
-        if isinstance(store, HeadMajorStore):
-            return self._reference.copy_pages(store, src_page_ids, dst_page_ids)
         with _on(store.device):
-            return _mine(store).copy_pages(src_page_ids, dst_page_ids)
+            _mine(store).copy_pages(src_page_ids, dst_page_ids)
 
     def keys_read(
         self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
     ) -> int:
         """Keys that `attend` reads for each KV head, one counted as often as it is read. `token_bytes` each."""
-        if isinstance(store, HeadMajorStore):
-            return self._reference.keys_read(store, layer, metadata, num_heads=num_heads, window=window)
         mine = _mine(store)
         return keys_read(metadata, self._kind(mine, store.spec(layer), num_heads, window))
 

@@ -36,7 +36,7 @@ def why_unsupported(spec: LayerSpec) -> str | None:
         return f"{spec.dtype}, which is not among {', '.join(map(str, _DTYPES))}"
     for name, size in (("keys", spec.key_size), ("values", spec.value_size)):
         if size > MOST_ELEMENTS:
-            return f"{name} of {size} elements per head; up to {MOST_ELEMENTS} are wanted"
+            return f"{name} of {size} elements per head (up to {MOST_ELEMENTS} are wanted)"
     return None
 
 
