@@ -208,7 +208,7 @@ class ModelRunner:
     def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
         own, graphs = self._own, self._graphs
-        if not self._switch.is_on or (own is not None and own.is_hooked):
+        if not self._switch.is_on or (own is not None and own.watch.is_touched):
             own = graphs = None  # What somebody does to the model while it is served, its own forward shows.
         self.kv_read = KVRead()
         with _translated():
