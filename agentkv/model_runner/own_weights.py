@@ -8,7 +8,7 @@ import time
 import torch
 
 from agentkv.errors import ConfigError
-from agentkv_kernels import Backend
+from agentkv_kernels import Backend, StoreTooLarge
 from agentkv_kernels.cpu import CpuBackend
 
 from .available import available_memory
@@ -52,8 +52,14 @@ def make_own_forward(shape: DecoderShape, name: str, kernels: Backend, bits: Bit
         _log.info("%s: no memory for a packed copy of %.2f GiB of weights", name, shape.linear_bytes / 2**30)
         packed = False
     if packed and compiles is not None:
-        _log.info("%s is run by a forward of ours, compiled for %s", name, compiles.instruction_set)
-        return CompiledForward(shape, compiles)
+        try:
+            compiled = CompiledForward(shape, compiles)
+        except StoreTooLarge:  # The process may be allowed less than the machine has.
+            _log.info("%s: no memory for a packed copy of %.2f GiB of weights", name, shape.linear_bytes / 2**30)
+            packed = False
+        else:
+            _log.info("%s is run by a forward of ours, compiled for %s", name, compiles.instruction_set)
+            return compiled
 
     def plain(weights: Weights) -> Product:
         return PackedOnUse(weights) if packed and weights.num_elements >= _LEAST_PACKED else Plain(weights)
