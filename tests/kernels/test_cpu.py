@@ -214,6 +214,13 @@ def test_a_sliding_layer_reads_its_window_however_long_the_context(cpu):
     assert cpu.keys_read(store, 0, metadata, num_heads=1, window=100) == 100
 
 
+@pytest.mark.parametrize("window", [2**31, 2**32 - 3996, 2**32 + 5])
+def test_a_window_that_32_bits_cannot_hold_hides_nothing(cpu, window):
+    store = cpu.make_store([LayerSpec(1, 64, 64, BF16)], 300, 16, "cpu")
+    metadata = plan([1], [4000], [list(range(1, 252))], page_size=16)
+    assert cpu.keys_read(store, 0, metadata, num_heads=1, window=window) == 4001
+
+
 @pytest.mark.parametrize("slot", [-1, 48, 2**40])
 def test_a_slot_that_the_store_does_not_have_is_refused_before_anything_is_written(cpu, slot):
     store = cpu.make_store([LayerSpec(1, 8, 8, FP32)], 3, 16, "cpu")
@@ -231,8 +238,8 @@ def test_a_slot_that_the_store_does_not_have_is_refused_before_anything_is_writt
         (LayerSpec(2, 21, 24, FP32), "keys of 21 elements per head; even numbers up to 512 are wanted"),
         (LayerSpec(2, 24, 15, FP32), r"values of 15 elements.*"),
         (LayerSpec(2, 576, 512, FP32), r"keys of 576 elements.*"),
-        (LayerSpec(2, 64, 64, torch.float16, kv_dtype=torch.int8), r"torch\.float16 is not among.*"),
-        (LayerSpec(2, 64, 64, torch.float16), r"torch\.float16 is not among torch\.float32, torch\.bfloat16"),
+        (LayerSpec(2, 64, 64, torch.float16, kv_dtype=torch.int8), r"keys and values of torch\.float16; .*"),
+        (LayerSpec(2, 64, 64, torch.float16), r"keys and values of torch\.float16; torch\.float32, torch\.bfloat16.*"),
     ],
 )
 def test_a_layer_that_the_kernels_are_not_made_for_is_served_by_the_reference_which_is_told(cpu, spec, why, caplog):

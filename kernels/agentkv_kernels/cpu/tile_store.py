@@ -24,7 +24,7 @@ _MOST_ELEMENTS = 512
 def why_unsupported(spec: LayerSpec) -> str | None:
     """Why the compiled kernels cannot serve such a layer; None: they can."""
     if spec.dtype not in DTYPES:
-        return f"{spec.dtype} is not among {', '.join(map(str, DTYPES))}"
+        return f"keys and values of {spec.dtype}; {', '.join(map(str, DTYPES))} are wanted"
     for name, size in (("key", spec.key_size), ("value", spec.value_size)):
         if size % 2 or size > _MOST_ELEMENTS:
             return f"{name}s of {size} elements per head; even numbers up to {_MOST_ELEMENTS} are wanted"
