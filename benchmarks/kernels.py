@@ -12,8 +12,8 @@ that is compared takes turns in the same round, and figures are medians over rou
     prefill  a chunk of a prompt over its context.
     shared   sequences over one prefix, read "together", once for all of them; "apart": the same kernel reads the same
              pages for each; "own pages": each sequence has pages of its own, as without a prefix cache. Apart finds the
-             pages in the last levels of cache, so arithmetic bounds both, and no more than 1.4 lies between. The bytes are counted by the
-             kernel's own plan.
+             pages in the last levels of cache, so arithmetic bounds both, and no more than 1.4 lies between. The bytes
+             are counted by the kernel's own plan.
     crossover  the same for so many sequences over shorter and shorter prefixes, and what the scheduler's rule says of
              each: from which length on reading together pays, and from which on it is done.
 

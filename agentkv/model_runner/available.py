@@ -10,12 +10,26 @@ __all__ = ["available_memory"]
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be had without swapping: what the machine has left, or its container where that is less.
+    """Bytes that can be had without swapping: what the machine has left, or its container or this process where less.
 
     `root` is where proc/ and sys/ are. Reads a few small files.
     """
-    limits = (_left_in_group(group) for group in _groups(root))
+    limits = [_left_to_process(root), *(_left_in_group(group) for group in _groups(root))]
     return min([_left_on_machine(root), *(left for left in limits if left is not None)])
+
+
+def _left_to_process(root: Path) -> int | None:
+    """Bytes below this process's own limit of addresses (`ulimit -v`); None: no limit."""
+    try:
+        import resource  # Not everywhere there is one.
+
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if most == resource.RLIM_INFINITY:
+            return None
+        taken = int((root / "proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError, ValueError):
+        return None
+    return max(0, most - taken * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _left_on_machine(root: Path) -> int:

@@ -23,7 +23,8 @@ from agentkv_kernels.memory import Scratch
 
 from .decoder_shape import DecoderShape, LayerShape, Norm
 from .low_bit import GROUP, Bits, lies_on_4_bits, to_4_bits, to_8_bits
-from .own_forward import Attend, are_hooked
+from .model_watch import ModelWatch
+from .own_forward import Attend
 from .products import Weights, linear_weights
 
 __all__ = ["CompiledForward", "can_compile"]
@@ -100,13 +101,9 @@ class CompiledForward:
             self._layer(layer, *of_layers[4 * number : 4 * number + 4]) for number, layer in enumerate(shape.layers)
         ]
         self._norm = _norm(shape.norm)
-        self._modules = shape.modules
+        self.watch = ModelWatch(shape.modules)
         self._scratch = Scratch(torch.device("cpu"))
         self.scales = tuple(layer.scale for layer in shape.layers)
-
-    @property
-    def is_hooked(self) -> bool:
-        return are_hooked(self._modules)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend) -> Tensor:
         shape = self._shape

@@ -11,18 +11,19 @@ Behind the last attention only the rows whose logits are asked for go on, and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from .decoder_shape import DecoderShape, LayerShape, Norm
+from .model_watch import ModelWatch
 from .products import Product, Weights, linear_weights
 
-__all__ = ["Attend", "LayersForward", "OwnForward", "are_hooked"]
+__all__ = ["Attend", "LayersForward", "OwnForward"]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [n, heads, size], key [n, kv_heads, size], value [n, kv_heads, value_size]) to [n, heads, value_size];
@@ -34,6 +35,9 @@ class LayersForward(Protocol):
 
     scales: tuple[float, ...]
     """Of each layer's scores."""
+
+    watch: ModelWatch
+    """Tells whether somebody has touched the model since, which only the model's own forward shows."""
 
     def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend) -> Tensor:
         """Logits [len(rows), vocab] behind the tokens `rows` of the packed token_ids [n] at positions [n]."""
@@ -67,6 +71,7 @@ class OwnForward:
         self._shape = shape
         self._layers = [_make_layer(layer, make_product) for layer in shape.layers]
         self._head = (make_head or make_product)(linear_weights(shape.head))
+        self.watch = ModelWatch(shape.modules)
         self.scales = tuple(layer.scale for layer in shape.layers)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend) -> Tensor:
@@ -84,10 +89,6 @@ class OwnForward:
             gates = layer.gates(_normed(hidden, layer.shape.before_gates))
             hidden += layer.down(_gated(gates, layer.shape.activation))
         return self._head(_normed(hidden, shape.norm))
-
-
-def are_hooked(modules: Iterable[nn.Module]) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 class _Turn:

@@ -217,8 +217,8 @@ class ModelRunner:
     def run(self, sequences: Sequence[PackedSequence], shared: Sequence[SharedRun] = ()) -> Tensor:
         """One step: logits [rows, vocab], see `forward_packed`."""
         own, graphs = self._own, self._graphs
-        if not self._switch.is_on or self._hooks.are_set:
-            own = graphs = None  # Neither calls a hook, and what becomes of the switch only the model's forward shows.
+        if not self._switch.is_on or self._hooks.are_set or (own is not None and own.watch.is_touched):
+            own = graphs = None  # What somebody does to the model while it is served, its own forward shows.
         self.kv_read = KVRead()
         with _translated():
             replayed = None if graphs is None else graphs.run(sequences, shared)

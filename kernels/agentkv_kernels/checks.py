@@ -46,6 +46,10 @@ def check_query(
 
 def check_new_tokens(key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor, spec: LayerSpec) -> None:
     """Keys and values of the step's tokens, for this layer."""
+    if slot_mapping.ndim != 1 or slot_mapping.dtype != torch.int64:
+        raise ShapeMismatch(
+            f"slot_mapping: expected int64 [num_tokens], got {slot_mapping.dtype} {list(slot_mapping.shape)}"
+        )
     tokens = slot_mapping.shape[0]
     require(key, (tokens, spec.kv_heads, spec.key_size), spec.dtype, "key")
     require(value, (tokens, spec.kv_heads, spec.value_size), spec.dtype, "value")

@@ -163,6 +163,8 @@ def test_keys_and_values_that_do_not_fit_their_layer_are_refused(backend):
         ((key[:1], value, slots), ShapeMismatch),
         ((key, key, slots), ShapeMismatch),
         ((key, value.bfloat16(), slots), DtypeMismatch),
+        ((key, value, slots.to(torch.int32)), ShapeMismatch),
+        ((key, value, slots[:, None]), ShapeMismatch),
     ]:
         with pytest.raises(error):
             backend.store_kv(store, 0, *args)

@@ -96,6 +96,43 @@ def test_without_a_compiler_the_reference_serves_and_the_reason_says_what_to_ins
     assert "install a C++17 compiler (Debian, Ubuntu: apt install g++" in passed_over
 
 
+def test_a_library_whose_end_is_cut_off_is_made_anew_and_kills_no_process(checkout: Path) -> None:
+    """The loader would map what is not there, and the process die of it."""
+    try:
+        whole = agentkv_kernels.CpuBackend()._library.path
+    except agentkv_kernels.BackendUnavailable as error:
+        pytest.skip(str(error))
+    (checkout / "kernels").mkdir()
+    damaged = checkout / "kernels" / building.library_name(of_compiler=["/bin/false"])
+    damaged.write_bytes(whole.read_bytes()[:20_000])
+    name, _, passed_over = said(started(checkout, CXX="/bin/false"))
+    assert name == "reference"
+    assert "/bin/false failed" in passed_over
+
+
+def test_a_compiler_that_is_no_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "c++ 'unclosed")
+    with pytest.raises(building.BuildFailed, match=r"CXX=.* is no command \(No closing quotation\)"):
+        building.compiler()
+
+
+def test_a_file_that_is_no_library_of_ours_is_told_from_one_that_is_damaged(tmp_path: Path) -> None:
+    garbage, another = tmp_path / "garbage.so", tmp_path / "another.so"
+    garbage.write_bytes(b"no library" * 100)
+    shutil.copy(torch._C.__file__, another)
+    with pytest.raises(library._Damaged, match="garbage"):
+        library._open(garbage)
+    with pytest.raises(OSError, match=r"is another library .*akv_interface.*; remove it"):
+        library._open(another)
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(checkout: Path) -> None:
+    name, _, passed_over = said(started(checkout, AGENTKV_KERNELS="/dev/null/kernels"))
+    assert name == "reference"
+    assert "/dev/null/kernels" in passed_over
+    assert "set AGENTKV_KERNELS to a folder that can" in passed_over
+
+
 def test_the_name_of_the_library_changes_with_its_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = building.library_name()
     shutil.copytree(building.SOURCES, tmp_path / "src")

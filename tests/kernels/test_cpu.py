@@ -212,6 +212,13 @@ def test_a_sliding_layer_reads_its_window_however_long_the_context(cpu):
     assert cpu.keys_read(store, 0, metadata, num_heads=1, window=100) == 100
 
 
+@pytest.mark.parametrize("window", [2**31, 2**32 - 3996, 2**32 + 5])
+def test_a_window_that_32_bits_cannot_hold_hides_nothing(cpu, window):
+    store = cpu.make_store([LayerSpec(1, 64, 64, BF16)], 300, 16, "cpu")
+    metadata = plan([1], [4000], [list(range(1, 252))], page_size=16)
+    assert cpu.keys_read(store, 0, metadata, num_heads=1, window=window) == 4001
+
+
 @pytest.mark.parametrize("slot", [-1, 48, 2**40])
 def test_a_slot_that_the_store_does_not_have_is_refused_before_anything_is_written(cpu, slot):
     store = cpu.make_store([LayerSpec(1, 8, 8, FP32)], 3, 16, "cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,14 @@ def test_a_group_without_a_limit_or_with_a_high_one_changes_nothing(machine: Pat
 def test_a_group_that_is_full_leaves_nothing(machine: Path) -> None:
     bound(machine, V2, "box", most=1000, used=1500, dropped=0)
     assert available_memory(machine) == 0
+
+
+def test_a_limit_of_the_process_bounds_it(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    write(machine / "proc/self/statm", "1000 10 10 1 0 10 0\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5000 * page, resource.RLIM_INFINITY))
+    assert available_memory(machine) == 4000 * page
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (500 * page, resource.RLIM_INFINITY))
+    assert available_memory(machine) == 0
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert available_memory(machine) == MACHINE

@@ -16,7 +16,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
 from agentkv.model_runner import ModelRunner, PackedSequence, exactness_bound, open_runner
 from agentkv.model_runner.products import Packed, Plain, Product, Weights, can_pack
-from agentkv_kernels import BackendUnavailable, get_backend
+from agentkv_kernels import BackendUnavailable, choose_backend, get_backend
 from support.engines import random_prompt
 from support.tiny_models import tiny_model
 
@@ -100,7 +100,7 @@ def test_it_gives_the_logits_of_the_model(
     with caplog.at_level(logging.INFO, logger="agentkv"):
         runner = runner_of(model, backend=needed(backend))
     assert says(caplog, f"is run by a forward of ours, {weights}")
-    model.model.forward = None  # Nobody calls it.
+    monkeypatch.setattr(type(model.model), "forward", None)  # Nobody calls it.
     for ours, theirs in zip(logits(runner), expected, strict=True):
         assert float((ours - theirs).abs().max()) <= exactness_bound(theirs)
 
@@ -224,6 +224,62 @@ def test_no_step_is_replayed_while_a_hook_is_set(runner_of: Any, monkeypatch: py
     hook.remove()
     logits(runner)
     assert len(asked) == 3
+
+
+@torch.no_grad()
+def in_place(model: Any) -> None:
+    model.model.layers[1].self_attn.q_proj.weight.neg_()
+
+
+def loaded_again(model: Any) -> None:
+    model.load_state_dict(tiny_model("llama", seed=1).state_dict())
+
+
+def another_parameter(model: Any) -> None:
+    norm = model.model.layers[0].input_layernorm
+    norm.weight = nn.Parameter(2 * norm.weight, requires_grad=False)
+
+
+def other_data(model: Any) -> None:
+    model.lm_head.weight.data = model.lm_head.weight.flip(0)
+
+
+def another_module(model: Any) -> None:
+    mlp = model.model.layers[2].mlp
+    mlp.up_proj = nn.Sequential(mlp.up_proj, nn.Tanh())
+
+
+@pytest.mark.parametrize("change", [in_place, loaded_again, another_parameter, other_data, another_module])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_change_of_weights_counts_from_the_next_step_on_and_is_told_once(
+    change: Callable[[Any], None], backend: str, runner_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    if backend not in (choose_backend("cpu").backend.name, "reference"):
+        pytest.skip("no compiled kernels are here")
+    model = tiny_model("llama")
+    runner = runner_of(model, backend=backend)
+    before = logits(runner)
+    change(model)
+    with caplog.at_level(logging.WARNING, logger="agentkv"):
+        after = logits(runner)
+    assert caplog.text.count("weights of the LlamaForCausalLM were changed while it is served") == 1
+    runner.close()
+    for ours, prompt, former in zip(after, PROMPTS, before, strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt]), use_cache=False).logits[0]
+        assert float((former - expected).abs().max()) > 0.1
+        assert float((ours - expected).abs().max()) <= exactness_bound(expected)
+
+
+def test_a_forward_that_is_replaced_while_it_runs_is_called_until_it_is_put_back(runner_of: Any) -> None:
+    model: Any = tiny_model("llama")
+    runner = runner_of(model)
+    before = logits(runner)
+    former = model.model.layers[0].mlp.forward
+    model.model.layers[0].mlp.forward = lambda rows: -former(rows)
+    assert float((logits(runner)[0] - before[0]).abs().max()) > 0.1
+    del model.model.layers[0].mlp.forward
+    torch.testing.assert_close(logits(runner)[0], before[0], rtol=0, atol=exactness_bound(before[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -165,7 +165,7 @@ class CpuBackend:
             query.stride(0),
             query.stride(1),
             query.shape[1],
-            window or 0,
+            _width(window),
             scale,
             softcap or 0.0,
             self._isa,
@@ -184,15 +184,20 @@ class CpuBackend:
     ) -> int:
         """Keys that `attend` reads for each KV head, one counted as often as it is read. `token_bytes` each."""
         mine = _mine(store)
-        call = interface.Call(num_heads=num_heads, window=window or 0, isa=self._isa, threads=torch.get_num_threads())
-        return int(self._calls.akv_keys_read(mine.described[layer], _step(mine, metadata), call))
+        call = interface.Call(
+            num_heads=num_heads, window=_width(window), isa=self._isa, threads=torch.get_num_threads()
+        )
+        keys = int(self._calls.akv_keys_read(mine.described[layer], _step(mine, metadata), call))
+        if keys < 0:
+            raise MemoryError(f"memory to plan a step of {metadata.num_tokens} tokens cannot be had")
+        return keys
 
     def read(
         self, store: KVStore, layer: int, metadata: AttentionMetadata, *, num_heads: int, window: int | None = None
     ) -> int:
         """Read what `attend` would read, in its order, on one thread: what benchmarks hold against it."""
         mine = _mine(store)
-        call = interface.Call(num_heads=num_heads, window=window or 0, isa=self._isa, threads=1)
+        call = interface.Call(num_heads=num_heads, window=_width(window), isa=self._isa, threads=1)
         return int(self._calls.akv_read(mine.described[layer], _step(mine, metadata), call))
 
 
@@ -202,6 +207,11 @@ def _step(store: TileStore, metadata: AttentionMetadata) -> interface.Step:
         return PlannedStep(metadata)
 
     return metadata.once(("cpu", store.num_pages, store.page_size), make).struct
+
+
+def _width(window: int | None) -> int:
+    """0: no window. No sequence is as long as what 32 bits cannot hold."""
+    return min(window or 0, 2**31 - 1)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,10 @@ def compiler() -> list[str]:
     """The command that compiles C++: $CXX, else the first that is found. Raises BuildFailed where there is none."""
     if os.name != "posix":
         raise BuildFailed(f"compiled kernels are made on Linux and macOS, not on {sys.platform}")
-    asked = shlex.split(os.environ.get("CXX", ""))
+    try:
+        asked = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildFailed(f"CXX={os.environ['CXX']!r} is no command ({error})") from error
     for command in [asked] if asked else [[name] for name in _COMPILERS]:
         if shutil.which(command[0]):
             return command

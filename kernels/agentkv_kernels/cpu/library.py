@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ def load() -> Library:
     with _loading:
         if _loaded is None:
             try:
-                _loaded = _open(building.packaged() or _made())
+                _loaded = _packaged() or _made()
             except BackendUnavailable as error:
                 _loaded = error
             except building.BuildFailed as error:
@@ -60,8 +61,12 @@ def load() -> Library:
 
 
 def _open(path: Path) -> Library:
-    """Raises OSError where it is no library of this interface."""
-    calls = ctypes.CDLL(str(path))
+    """Raises _Damaged where this is no library, and OSError where it is another one."""
+    _require_whole(path)
+    try:
+        calls = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise _Damaged(str(error)) from error
     try:
         declare(calls)
     except AttributeError as error:
@@ -73,19 +78,60 @@ def _open(path: Path) -> Library:
     return Library(calls, path, sets)
 
 
-def _made() -> Path:
+class _Damaged(Exception):
+    """The file can be no library, and is made anew."""
+
+
+def _require_whole(path: Path) -> None:
+    """Raise _Damaged where the end of an ELF file is cut off, as a full disk or a lost connection leaves it.
+
+    The loader maps what the file's head tells of, and the process dies of the first touch behind the file's end.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise _Damaged(str(error)) from error
+    if head[:6] != b"\x7fELF\x02\x01" or len(head) < 64:
+        return  # Not of 64 bits, or not ELF: the loader tells.
+    (table,), (entry, entries) = struct.unpack_from("<Q", head, 0x28), struct.unpack_from("<HH", head, 0x3A)
+    size, wanted = path.stat().st_size, table + entry * entries
+    if size < wanted:
+        raise _Damaged(f"{path} has {size:,} of its {wanted:,} bytes")
+
+
+def _open_or_tell(path: Path) -> Library | None:
+    """None for a damaged one, of which the log tells."""
+    try:
+        return _open(path)
+    except _Damaged as error:
+        _log.warning("compiled kernels are made anew, for a file is damaged: %s", error)
+        return None
+
+
+def _packaged() -> Library | None:
+    file = building.packaged()
+    return None if file is None else _open_or_tell(file)
+
+
+def _made() -> Library:
     """The library of the user's cache, compiled if need be."""
     name = building.library_name(of_compiler=building.compiler())
     folder = _cache_folder()
     target = folder / name
-    if target.exists():
-        return target
+    if target.exists() and (library := _open_or_tell(target)) is not None:
+        return library
     _require_writable(folder)
     with FileLock(folder / f"{name}.lock"):
-        if not target.exists():
-            _log.info("compiling the kernels into %s; this happens once", target)
-            building.build(target)
-    return target
+        # Another process may have made it meanwhile.
+        if target.exists() and (library := _open_or_tell(target)) is not None:
+            return library
+        _log.info("compiling the kernels into %s; this happens once", target)
+        building.build(target)
+    try:
+        return _open(target)
+    except _Damaged as error:
+        raise building.BuildFailed(f"what the compiler made cannot be loaded ({error})") from error
 
 
 def _require_writable(folder: Path) -> None:

@@ -270,7 +270,11 @@ int32_t akv_attend(const akv_layer *layer, const akv_step *step, const akv_call 
 
 // Keys that `akv_attend` reads for each KV head, a key counted as often as it is read.
 int64_t akv_keys_read(const akv_layer *layer, const akv_step *step, const akv_call *call) {
-    begin(layer, step, call);
+    try {
+        begin(layer, step, call);
+    } catch (const std::bad_alloc &) {
+        return AKV_NO_MEMORY;
+    }
     int64_t keys = 0;
     for (const Item &item : plan.items) keys += item.key_end > item.key_begin ? item.key_end - item.key_begin : 0;
     return keys;
