@@ -3,7 +3,7 @@
 | exit code | |
 |---|---|
 | 0 | measured |
-| 1 | measured, and not as expected; or stdout takes no more |
+| 1 | measured, and not as expected; a server that was named does not answer; stdout takes no more |
 | 2 | cannot be measured here or so: one line on stderr says why |
 | 130 | Ctrl-C |
 | 141 | nobody reads what it prints any more, as after `| head` |
