@@ -46,6 +46,9 @@ def as_program(main: Callable[[], None]) -> None:
         if isinstance(error, AgentKVError) or (kernels is not None and isinstance(error, kernels.KernelError)):
             print(f"{name}: {error}", file=sys.stderr)
             sys.exit(2)
+        if isinstance(error, OSError) and error.filename is not None:
+            print(f"{name}: {error.filename}: {error.strerror}", file=sys.stderr)
+            sys.exit(2)
         raise
 
 
