@@ -249,7 +249,7 @@ def in_words(row: Row, first: Row) -> str:
     if row.positions_run is not None:
         parts.append(f"{row.positions_run:,} positions run")
     if row.outputs != first.outputs:
-        parts.append("other answers than agentkv's")
+        parts.append("some answers differ from agentkv's")
     return f"{row.system}: {', '.join(parts)}"
 
 

@@ -145,7 +145,7 @@ def test_the_agentic_benchmark_tells_and_writes_each_row_before_the_next_system_
     progress = Progress(console=Console(file=told))
     rows = asyncio.run(agentic.told_rows(None, None, argparse.Namespace(json=file), progress))
     assert seen == [(["agentkv: 20.0 s (1.00x), hit rate 0.900, 500 positions run"], 1)]
-    assert told.getvalue().splitlines()[1:] == ["transformers: 50.0 s (2.50x), other answers than agentkv's"]
+    assert told.getvalue().splitlines()[1:] == ["transformers: 50.0 s (2.50x), some answers differ from agentkv's"]
     assert [each["system"] for each in json.loads(file.read_text())] == [each.system for each in rows]
 
 
