@@ -3,7 +3,7 @@
 | exit code | |
 |---|---|
 | 0 | measured |
-| 1 | measured, and not as expected; or stdout takes no more |
+| 1 | measured, and not as expected; a server that was named does not answer; stdout takes no more |
 | 2 | cannot be measured here or so: one line on stderr says why |
 | 130 | Ctrl-C |
 | 141 | nobody reads what it prints any more, as after `| head` |
@@ -45,6 +45,9 @@ def as_program(main: Callable[[], None]) -> None:
         kernels = sys.modules.get("agentkv_kernels")
         if isinstance(error, AgentKVError) or (kernels is not None and isinstance(error, kernels.KernelError)):
             print(f"{name}: {error}", file=sys.stderr)
+            sys.exit(2)
+        if isinstance(error, OSError) and error.filename is not None:
+            print(f"{name}: {error.filename}: {error.strerror}", file=sys.stderr)
             sys.exit(2)
         raise
 

@@ -126,6 +126,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=at_least_one, default=8, help="of so many sessions (8)")
     parser.add_argument("--length", type=at_least_one, default=640, help="tokens of each prompt (640)")
     arguments = parser.parse_args()
+    if not os.environ.get("AGENTKV_DATA"):
+        parser.error("AGENTKV_DATA must name the folder with agents/lmcache_miniswe.jsonl.xz, whose prompts are read")
     transformers.logging.set_verbosity_error()
     own, eager, exact = load("bfloat16"), load("bfloat16").model, load("float32").model
     eager.set_attn_implementation("eager")

@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 # Triton reads it as it is imported, which torch may do.
 os.environ.update({"TRITON_INTERPRET": "1"} if "--interpret" in sys.argv else {})
@@ -280,9 +281,18 @@ def print_table(
             print(f"FAILED: {check.name}: {check.error:.2f} times what is allowed")
 
 
+def _folder(text: str) -> str:
+    """For argparse: refused now, and not when everything before the workload was measured."""
+    if not Path(text, "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"a folder with config.json is wanted, got {text!r}")
+    return text
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", metavar="FOLDER", help="weights for the workload (a random Llama 3 that fits)")
+    parser.add_argument(
+        "--model", type=_folder, metavar="FOLDER", help="weights for the workload (a random Llama 3 that fits)"
+    )
     parser.add_argument("--json", type=writable, metavar="FILE", help="also write the figures here")
     parser.add_argument(
         "--interpret", action="store_true", help="check at tiny shapes in Triton's interpreter, on a CPU"

@@ -110,6 +110,8 @@ def _of_a_value(error: Exception) -> str | None:
     kind, got = first["type"], first["input"]
     if kind == "greater_than_equal":
         return f"{names[0]} must be at least {first['ctx']['ge']:g}, got {got}"
+    if kind == "value_error":
+        return f"{names[0]}: {first['msg'].removeprefix('Value error, ')}"
     wanted = _WANTED.get(kind.partition("_")[0])
     return f"{names[0]} must be {wanted}, got {got!r}" if wanted else None
 

@@ -103,6 +103,17 @@ def test_a_wrong_call_ends_with_2_and_one_line(
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+def test_a_choice_that_is_none_is_told_with_those_that_are_and_without_the_parsers_own_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO(""))
+    capsys.readouterr()
+    assert main(["chat", "--weights", "int3"]) == 2
+    err = capsys.readouterr().err
+    assert "'int3' is not one of 'int8', 'int4'. See `agentkv chat --help`" in err
+    assert "Value error" not in err
+
+
 def test_the_history_is_kept_for_the_next_time_and_for_nobody_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

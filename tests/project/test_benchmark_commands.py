@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import importlib
 import io
 import json
@@ -45,9 +46,20 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("error", [ModelNotFound("no model 'nope'"), BackendUnavailable("no compiled kernels")])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ModelNotFound("no model 'nope'"), "no model 'nope'"),
+        (BackendUnavailable("no compiled kernels"), "no compiled kernels"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/data/a.xz"), "/data/a.xz: No such file"),
+    ],
+)
 def test_what_cannot_be_measured_is_one_line_and_code_2(
-    error: Exception, command: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    told: str,
+    command: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "mend_streams", lambda: None)
 
@@ -57,7 +69,15 @@ def test_what_cannot_be_measured_is_one_line_and_code_2(
     with pytest.raises(SystemExit) as ended:
         command.as_program(main)
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"engine.py: {error}\n"
+    assert capsys.readouterr().err == f"engine.py: {told}\n"
+
+
+def test_a_fault_of_the_benchmark_itself_keeps_its_traceback(
+    command: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "mend_streams", lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        command.as_program(lambda: 1 // 0)
 
 
 def test_ctrl_c_is_one_line_and_code_130(
@@ -125,7 +145,7 @@ def test_the_agentic_benchmark_tells_and_writes_each_row_before_the_next_system_
     progress = Progress(console=Console(file=told))
     rows = asyncio.run(agentic.told_rows(None, None, argparse.Namespace(json=file), progress))
     assert seen == [(["agentkv: 20.0 s (1.00x), hit rate 0.900, 500 positions run"], 1)]
-    assert told.getvalue().splitlines()[1:] == ["transformers: 50.0 s (2.50x), other answers than agentkv's"]
+    assert told.getvalue().splitlines()[1:] == ["transformers: 50.0 s (2.50x), some answers differ from agentkv's"]
     assert [each["system"] for each in json.loads(file.read_text())] == [each.system for each in rows]
 
 

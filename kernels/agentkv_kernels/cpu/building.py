@@ -77,7 +77,7 @@ def packaged() -> Path | None:
 
 
 def build(target: Path) -> None:
-    """Compile and link into `target`, which appears whole or not at all. Takes some 20 s of processor time.
+    """Compile and link into `target`, which appears whole or not at all. Takes some 35 s of processor time.
 
     Raises BuildFailed, whose message holds the compiler's first complaint.
     """
