@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentkv_kernels import LayerSpec, ReferenceBackend, gather_plan, plan
+from agentkv_kernels import LayerSpec, LayerUnsupported, ReferenceBackend, gather_plan, plan
 from support.examples import examples
 from support.pages import PagedStep, paged_step
 
@@ -80,11 +80,16 @@ def test_a_decode_step_in_several_groups_answers_every_sequence(monkeypatch, win
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 9])
 def test_low_precision_stays_within_the_rounding_of_its_own_inputs(backend, dtype, window):
+    spec = LayerSpec(3, 64, 64, dtype)
+    try:
+        backend.make_store([spec], 2, 16, "cpu")
+    except LayerUnsupported as error:
+        pytest.skip(str(error))  # `open_store` takes the reference backend then, which is another case of this test.
     step = paged_step(
         backend,
         [1, 20, 1, 40],
         [50, 30, 0, 0],
-        spec=LayerSpec(3, 64, 64, dtype),
+        spec=spec,
         num_heads=9,
         page_size=16,
     )
