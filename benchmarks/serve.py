@@ -49,8 +49,7 @@ CLIENTS = 64
 SHORT, LONG = 1, 129
 """Tokens of an answer: what the second costs more than the first is the cost of the tokens between."""
 LEAVES = 0.35
-GROWTH = 32 * 2**20
-"""Bytes of resident memory that are no leak."""
+GROWTH = 32 * 2**20  # bytes of resident memory that are no leak
 MESSAGES = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Count."}]
 
 
@@ -406,14 +405,13 @@ def too_dear(cost: dict[str, Cost]) -> list[str]:
 def leaks(before: Held, after: Held) -> list[str]:
     """What is held more, or less, than before the crowd."""
     grown = after.resident - before.resident
-    return [
-        *(
-            f"{getattr(after, name)} {name} where there were {getattr(before, name)}"
-            for name in ("tasks", "files")
-            if getattr(after, name) != getattr(before, name)
-        ),
-        *([f"{grown / 2**20:.0f} MiB more, and {GROWTH / 2**20:.0f} are no leak"] if grown > GROWTH else []),
+    changed = [
+        f"{getattr(after, name)} {name} where there were {getattr(before, name)}"
+        for name in ("tasks", "files")
+        if getattr(after, name) != getattr(before, name)
     ]
+    large = f"{grown / 2**20:.0f} MiB more, and {GROWTH / 2**20:.0f} are no leak"
+    return [*changed, large] if grown > GROWTH else changed
 
 
 def main() -> None:

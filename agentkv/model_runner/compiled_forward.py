@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from agentkv_kernels import LayerSpec
 from agentkv_kernels.cpu import CpuBackend, why_unsupported
-from agentkv_kernels.cpu.linear import CodesPlan, Linear, LinearPlan, RMSNorm, Turn
+from agentkv_kernels.cpu.linear import CodesPlan, HeadsPlan, Linear, LinearPlan, RMSNorm, Turn
 from agentkv_kernels.memory import Scratch
 
 from .decoder_shape import DecoderShape, LayerShape, Norm
-from .low_bit import GROUP, Bits, lies_on_4_bits, to_4_bits, to_8_bits
+from .low_bit import GROUP, Bits, rounds_head, to_4_bits, to_8_bits
 from .model_watch import ModelWatch
 from .own_forward import Attend
 from .products import Weights, linear_weights
@@ -91,11 +91,9 @@ class CompiledForward:
         if bits is None:
             products: list[_Product] = [*kernels.make_linears(list(chain.from_iterable(plans))).linears]
         else:
-            # What chooses the token is the last to be rounded: files of 4 bits keep 6 or 8 there, too.
-            rounds_head = bits == "int8" or lies_on_4_bits(shape.head.weight)
-            rounded = plans if rounds_head else plans[:-1]
-            products = [product for layer in rounded for product in _of_codes(kernels, layer, bits, widened)]
-            products += [] if rounds_head else kernels.make_linears(plans[-1]).linears
+            kept = [] if rounds_head(shape.head.weight, bits) else [plans.pop()]
+            products = [product for layer in plans for product in _of_codes(kernels, layer, bits, widened)]
+            products += [product for plan in kept for product in kernels.make_linears(plan).linears]
         *of_layers, self._head = products
         self._layers = [
             self._layer(layer, *of_layers[4 * number : 4 * number + 4]) for number, layer in enumerate(shape.layers)
@@ -152,12 +150,14 @@ class CompiledForward:
             before_attention=_norm(shape.before_attention),
             project=project,
             turn=self._kernels.make_turn(
-                num_query_heads=shape.num_heads,
-                num_heads=shape.num_heads + spec.kv_heads,
-                size=spec.key_size,
-                dtype=spec.dtype,
-                query_norm=None if shape.query_norm is None else _norm(shape.query_norm),
-                key_norm=None if shape.key_norm is None else _norm(shape.key_norm),
+                HeadsPlan(
+                    num_query_heads=shape.num_heads,
+                    num_heads=shape.num_heads + spec.kv_heads,
+                    size=spec.key_size,
+                    dtype=spec.dtype,
+                    query_norm=None if shape.query_norm is None else _norm(shape.query_norm),
+                    key_norm=None if shape.key_norm is None else _norm(shape.key_norm),
+                )
             ),
             back=back,
             before_gates=_norm(shape.before_gates),

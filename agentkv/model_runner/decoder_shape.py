@@ -69,7 +69,7 @@ class DecoderShape:
     norm: Norm
     head: nn.Linear
     modules: tuple[nn.Module, ...]
-    """All of the model's, whose hooks would be missed."""
+    """All of the model's, itself first: what is done to them later would be missed."""
 
     @property
     def linear_bytes(self) -> int:

@@ -22,7 +22,17 @@ from torch import Tensor
 
 from .products import Packed, Plain, Product, Weights
 
-__all__ = ["GROUP", "Bits", "Codes", "FewRows", "lies_on_4_bits", "low_bit_product", "to_4_bits", "to_8_bits"]
+__all__ = [
+    "GROUP",
+    "Bits",
+    "Codes",
+    "FewRows",
+    "lies_on_4_bits",
+    "low_bit_product",
+    "rounds_head",
+    "to_4_bits",
+    "to_8_bits",
+]
 
 Bits = Literal["int8", "int4"]
 
@@ -88,6 +98,14 @@ def lies_on_4_bits(weight: Tensor) -> bool:
     if weight.shape[1] % GROUP:
         return False
     return bool(_Grid(weight[:: max(1, weight.shape[0] // 512)]).fits.all())
+
+
+def rounds_head(weight: Tensor, bits: Bits) -> bool:
+    """Whether the projection to logits gets few bits, too: with 4, only where its file has it so.
+
+    What chooses the token is the last to be rounded: files of 4 bits mostly keep 6 or 8 there.
+    """
+    return bits == "int8" or lies_on_4_bits(weight)
 
 
 class _Grid:

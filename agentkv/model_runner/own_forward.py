@@ -4,7 +4,7 @@ The model's modules spend a third of a short step in their own Python and in sma
 calls: projections that read the same rows are one product, RoPE turns queries and keys together by cosines that were
 made once for the step, residuals are added in place. The weights are the model's; nothing of the model is changed.
 
-It serves where the compiled one (`compiled_forward`) cannot, and weights of few bits.
+It serves where the compiled one (`compiled_forward`) cannot: on other devices and backends, and without a compiler.
 
 Behind the last attention only the rows whose logits are asked for go on, and none do where none is asked for.
 """

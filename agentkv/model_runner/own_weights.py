@@ -14,7 +14,7 @@ from agentkv_kernels.cpu import CpuBackend
 from .available import available_memory
 from .compiled_forward import CompiledForward, can_compile
 from .decoder_shape import DecoderShape
-from .low_bit import Bits, lies_on_4_bits, low_bit_product
+from .low_bit import Bits, low_bit_product, rounds_head
 from .own_forward import LayersForward, OwnForward
 from .products import PackedOnUse, Plain, Product, Weights, can_pack
 
@@ -77,8 +77,7 @@ def make_own_forward(shape: DecoderShape, name: str, kernels: Backend, bits: Bit
         def low_bit(weights: Weights) -> Product:
             return low_bit_product(weights, bits, packed=packed)
 
-        # What chooses the token is the last to be rounded: files of 4 bits keep 6 or 8 there, too.
-        as_head = bits == "int8" or lies_on_4_bits(weight)
+        as_head = rounds_head(weight, bits)
         own = OwnForward(shape, low_bit, low_bit if as_head else plain)
         kinds = f"{bits} for few rows{', the head apart' if not as_head else ''}, {kinds} for many"
         if not packed:

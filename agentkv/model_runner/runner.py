@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentkv.errors import InternalError, ModelError
-from agentkv_kernels import AttentionMetadata, Backend, CpuBackend, KernelError, KVStore, SharedRun, plan
-from agentkv_kernels.head_major import HeadMajorStore
+from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, SharedRun, plan
 
 from .attention import AttentionCall, AttentionSwitch, handling
 from .decode_graphs import DecodeGraphs, are_replayable
@@ -201,12 +200,6 @@ class ModelRunner:
     def shares_runs(self) -> bool:
         """Whether pages that sequences have in common are read once for all, where a run is told of them."""
         return self.backend.shares_runs
-
-    @property
-    def backend_name(self) -> str:
-        """Whose kernels attend: "reference" also where the cpu backend is not made for the model's layers."""
-        is_passed_on = isinstance(self.backend, CpuBackend) and isinstance(self.store, HeadMajorStore)
-        return "reference" if is_passed_on else self.backend.name
 
     def copy_pages(self, source_page_ids: Sequence[int], destination_page_ids: Sequence[int]) -> None:
         """Copy whole pages over all layers, before the forward that reads them."""

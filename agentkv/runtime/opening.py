@@ -183,7 +183,7 @@ def open_engine(
                 page_size=config.page_size,
                 pool_bytes=runner.store.num_bytes,
                 kv_dtype=dtype_name(runner.store.layers[0].stored_dtype),
-                backend=runner.backend_name,
+                backend=runner.backend.name,
             ),
             ready_seconds=time.perf_counter() - began,
             page_bytes=runner.store.page_bytes,

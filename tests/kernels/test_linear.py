@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agentkv_kernels import DtypeMismatch, ShapeMismatch
-from agentkv_kernels.cpu.linear import Linear, LinearPlan, RMSNorm
+from agentkv_kernels.cpu.linear import HeadsPlan, Linear, LinearPlan, RMSNorm
 
 FP32, BF16 = torch.float32, torch.bfloat16
 DTYPES = (FP32, BF16)
@@ -183,7 +183,9 @@ def test_heads_are_normed_and_turned_in_place(cpu, dtype, normed, size, threads)
     before, cos, sin = tokens.clone(), angles.cos(), angles.sin()
     scales = draw(3, size, dtype=dtype), draw(4, size, dtype=dtype)
     norms = [RMSNorm(scale, EPS) if normed else None for scale in scales]
-    turn = cpu.make_turn(num_query_heads=3, num_heads=5, size=size, dtype=dtype, query_norm=norms[0], key_norm=norms[1])
+    turn = cpu.make_turn(
+        HeadsPlan(num_query_heads=3, num_heads=5, size=size, dtype=dtype, query_norm=norms[0], key_norm=norms[1])
+    )
     turn(tokens, cos, sin)
     heads = before[:, : 5 * size].double().view(19, 5, size)
     if normed:
@@ -247,12 +249,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(cpu):
 def test_heads_that_the_kernels_are_not_made_for_are_refused(cpu):
     for query_heads, heads, size in ((3, 2, 16), (1, 2, 15), (1, 2, 514)):
         with pytest.raises(ShapeMismatch, match="even sizes up to 512"):
-            cpu.make_turn(num_query_heads=query_heads, num_heads=heads, size=size, dtype=FP32)
+            cpu.make_turn(HeadsPlan(num_query_heads=query_heads, num_heads=heads, size=size, dtype=FP32))
     with pytest.raises(DtypeMismatch):
-        cpu.make_turn(num_query_heads=1, num_heads=2, size=16, dtype=torch.float16)
+        cpu.make_turn(HeadsPlan(num_query_heads=1, num_heads=2, size=16, dtype=torch.float16))
     with pytest.raises(ShapeMismatch, match="a norm over heads"):
-        cpu.make_turn(num_query_heads=1, num_heads=2, size=16, dtype=FP32, query_norm=RMSNorm(draw(1, 8), EPS))
-    turn = cpu.make_turn(num_query_heads=1, num_heads=2, size=16, dtype=FP32)
+        cpu.make_turn(
+            HeadsPlan(num_query_heads=1, num_heads=2, size=16, dtype=FP32, query_norm=RMSNorm(draw(1, 8), EPS))
+        )
+    turn = cpu.make_turn(HeadsPlan(num_query_heads=1, num_heads=2, size=16, dtype=FP32))
     tokens, angles = draw(1, 3, 32), draw(2, 3, 16)
     # RoPE over a part of each head has fewer cosines than it has elements.
     part = angles[:, :8]

@@ -21,7 +21,7 @@ from ..store import KVStore, LayerSpec
 from . import interface
 from .interface import INSTRUCTION_SETS
 from .library import load
-from .linear import CodesPlan, LinearPlan, Linears, RMSNorm, Turn
+from .linear import CodesPlan, HeadsPlan, LinearPlan, Linears, Turn
 from .tile_store import TileStore, why_unsupported
 
 __all__ = ["CpuBackend"]
@@ -96,27 +96,9 @@ class CpuBackend:
         """Weights for products by these kernels; see `linear`."""
         return Linears(self._library, self._isa, plans)
 
-    def make_turn(
-        self,
-        *,
-        num_query_heads: int,
-        num_heads: int,
-        size: int,
-        dtype: torch.dtype,
-        query_norm: RMSNorm | None = None,
-        key_norm: RMSNorm | None = None,
-    ) -> Turn:
-        """RoPE by these kernels, of queries and of keys behind them, `num_heads` together, of `size` elements."""
-        return Turn(
-            self._library,
-            self._isa,
-            num_query_heads=num_query_heads,
-            num_heads=num_heads,
-            size=size,
-            dtype=dtype,
-            query_norm=query_norm,
-            key_norm=key_norm,
-        )
+    def make_turn(self, plan: HeadsPlan) -> Turn:
+        """RoPE by these kernels."""
+        return Turn(self._library, self._isa, plan)
 
     @torch.no_grad()
     def store_kv(

@@ -22,7 +22,7 @@ from . import interface
 from .interface import DTYPES, MOST_ELEMENTS
 from .library import Library
 
-__all__ = ["CodesPlan", "Linear", "LinearPlan", "Linears", "RMSNorm", "Turn"]
+__all__ = ["CodesPlan", "HeadsPlan", "Linear", "LinearPlan", "Linears", "RMSNorm", "Turn"]
 
 _WRITE, _ADD, _GATE = 0, 1, 2
 _PANEL = 32
@@ -253,45 +253,52 @@ class Linear:
             self._plan = None
 
 
-class Turn:
-    """RoPE over whole heads, and the norms of heads before it: queries and the keys behind them, in place."""
+@dataclass(frozen=True, slots=True)
+class HeadsPlan:
+    """Heads that RoPE turns: of queries, and of keys behind them, `num_heads` together, of `size` elements each.
 
-    def __init__(
-        self,
-        library: Library,
-        isa: int,
-        *,
-        num_query_heads: int,
-        num_heads: int,
-        size: int,
-        dtype: torch.dtype,
-        query_norm: RMSNorm | None = None,
-        key_norm: RMSNorm | None = None,
-    ) -> None:
-        """Raises ShapeMismatch and DtypeMismatch for heads that the kernels are not made for."""
+    query_norm, key_norm: over each head, before RoPE
+    """
+
+    num_query_heads: int
+    num_heads: int
+    size: int
+    dtype: torch.dtype
+    query_norm: RMSNorm | None = None
+    key_norm: RMSNorm | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ShapeMismatch or DtypeMismatch for heads that the kernels are not made for."""
+        size, num_query_heads, num_heads = self.size, self.num_query_heads, self.num_heads
         if size < 2 or size % 2 or size > MOST_ELEMENTS or not 0 <= num_query_heads <= num_heads:
             raise ShapeMismatch(
                 f"{num_query_heads} of {num_heads} heads of {size} elements; "
                 f"even sizes up to {MOST_ELEMENTS} are wanted"
             )
-        if any(norm is not None and norm.size != size for norm in (query_norm, key_norm)):
+        if any(norm is not None and norm.size != size for norm in (self.query_norm, self.key_norm)):
             raise ShapeMismatch(f"a norm over heads has {size} elements, as they have")
-        if dtype not in DTYPES:
-            raise DtypeMismatch(f"heads are fp32 or bf16, not {dtype}")
-        self._width = num_heads * size
-        self._size = size
-        self._dtype = dtype
+        if self.dtype not in DTYPES:
+            raise DtypeMismatch(f"heads are fp32 or bf16, not {self.dtype}")
+
+
+class Turn:
+    """RoPE over whole heads, and the norms of heads before it: queries and the keys behind them, in place."""
+
+    def __init__(self, library: Library, isa: int, plan: HeadsPlan) -> None:
+        self._plan = plan
+        self._width = plan.num_heads * plan.size
+        self._size = plan.size
+        self._dtype = plan.dtype
         self._calls = library.calls
-        self._norms = (query_norm, key_norm)
         self._struct = interface.Turn(
             None,
             None,
-            query_norm.struct if query_norm else interface.Norm(),
-            key_norm.struct if key_norm else interface.Norm(),
-            num_query_heads,
-            num_heads,
-            size,
-            DTYPES[dtype],
+            plan.query_norm.struct if plan.query_norm else interface.Norm(),
+            plan.key_norm.struct if plan.key_norm else interface.Norm(),
+            plan.num_query_heads,
+            plan.num_heads,
+            plan.size,
+            DTYPES[plan.dtype],
             isa,
         )
 
