@@ -2,5 +2,5 @@
 #include "attention.h"
 #include "low_bit.h"
 
-const Kernels avx512_bf16_kernels = {scratch_bytes, attend, read};
-const LinearKernels avx512_bf16_linear = {ROWS_ARE_FP32, prepare, multiply, prepare_low, multiply_low, turn};
+static const LinearKernels linear = {ROWS_ARE_FP32, prepare, multiply, prepare_low, multiply_low, turn};
+const Kernels avx512_bf16_kernels = {scratch_bytes, attend, read, &linear};

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "instruction_sets.h"
 #include "layout.h"
 #include "linear_work.h"
 #include "team.h"
@@ -14,21 +15,6 @@ namespace {
 
 constexpr int64_t CHUNK_BYTES = 384 * 1024;  // of rows that meet one panel after the other: they stay in reach
 constexpr int64_t ROWS_OF_A_BLOCK = 12, ROWS_PREPARED = 8, INPUTS_PACKED = 32, PIECES_PER_THREAD = 4;
-
-const LinearKernels *kernels_of(int isa) {
-    switch (isa) {
-#if defined(AKV_WITH_AVX512_BF16)
-        case AKV_AVX512_BF16: return &avx512_bf16_linear;
-#endif
-#if defined(AKV_WITH_AVX512)
-        case AKV_AVX512: return &avx512_linear;
-#endif
-#if defined(AKV_WITH_AVX2)
-        case AKV_AVX2: return &avx2_linear;
-#endif
-        default: return &plain_linear;
-    }
-}
 
 thread_local Memory prepared_memory, wide_memory;
 
@@ -116,7 +102,7 @@ void pack_codes(const akv_linear &linear, bool gated, const int8_t *codes, const
 class Multiplication {
   public:
     Multiplication(const akv_linear &linear, const akv_norm *norm, const akv_product &product)
-        : linear_(linear), norm_(norm), product_(product), kernels_(kernels_of(product.isa)),
+        : linear_(linear), norm_(norm), product_(product), kernels_(kernels_of(product.isa)->linear),
           numbers_(static_cast<Numbers>(linear.dtype)), low_(linear.bits != 0), gated_(product.then == AKV_GATE),
           widened_(low_ || (numbers_ == Numbers::bf16 && kernels_->rows_are_fp32)), item_(numbers_ == Numbers::fp32 ? 4 : 2),
           given_bytes_(product.row_stride * item_), rows_(static_cast<const char *>(product.rows)),
@@ -233,7 +219,7 @@ int32_t akv_multiply(const akv_linear *linear, const akv_norm *norm, const akv_p
 
 // Queries and keys of every token, [num_tokens][num_heads][size] within rows of token_stride elements.
 void akv_turn_heads(const akv_turn *how, void *tokens, int64_t token_stride, int64_t num_tokens) {
-    const LinearKernels *kernels = kernels_of(how->isa);
+    const LinearKernels *kernels = kernels_of(how->isa)->linear;
     const Numbers numbers = static_cast<Numbers>(how->dtype);
     const int64_t bytes = token_stride * (numbers == Numbers::fp32 ? 4 : 2);
     const int64_t blocks = (num_tokens + ROWS_PREPARED - 1) / ROWS_PREPARED;

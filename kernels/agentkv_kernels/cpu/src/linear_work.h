@@ -33,6 +33,3 @@ struct LinearKernels {
     void (*multiply_low)(const Panel &panel, const char *rows, char *out, int64_t count);
     void (*turn)(const akv_turn &how, Numbers numbers, char *token, const float *cos, const float *sin);
 };
-
-extern const LinearKernels plain_linear;
-extern const LinearKernels avx2_linear, avx512_linear, avx512_bf16_linear;  // each only where it was compiled

@@ -13,6 +13,7 @@
 #include <new>
 #include <vector>
 
+#include "instruction_sets.h"
 #include "layout.h"
 #include "team.h"
 #include "thread_memory.h"
@@ -24,21 +25,6 @@ constexpr int ROWS_OF_A_TILE = 96;    // of queries times heads: a tile of keys 
 constexpr int ROWS_OF_A_RUN = 192;
 constexpr int LEAST_KEYS = 256;       // for which another item pays
 constexpr int ITEMS_PER_THREAD = 4;
-
-const Kernels *kernels_of(int isa) {
-    switch (isa) {
-#if defined(AKV_WITH_AVX512_BF16)
-        case AKV_AVX512_BF16: return &avx512_bf16_kernels;
-#endif
-#if defined(AKV_WITH_AVX512)
-        case AKV_AVX512: return &avx512_kernels;
-#endif
-#if defined(AKV_WITH_AVX2)
-        case AKV_AVX2: return &avx2_kernels;
-#endif
-        default: return &plain_kernels;
-    }
-}
 
 thread_local Memory scratch_memory, partial_memory;
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "interface.h"
+#include "linear_work.h"
 
 // A query of an item: its token among the packed ones, its position in its sequence, and the partial result that it
 // writes, or -1 where this item sees all of its keys and so writes the answer itself.
@@ -37,6 +37,7 @@ struct Kernels {
     void (*attend)(const Work &work, const Item &item, int head, char *scratch);
     // Reads what `attend` would read and adds it up: the ceiling that benchmarks compare with.
     uint64_t (*read)(const Work &work, const Item &item, int head);
+    const LinearKernels *linear;
 };
 
 extern const Kernels plain_kernels;
