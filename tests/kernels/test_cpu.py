@@ -109,6 +109,19 @@ def test_keys_in_many_blocks_and_on_several_threads(cpu, query_len, context_len,
     assert_exact(step, scale=0.125, window=window)
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS, ids=KIND_NAMES)
+def test_heads_taken_together_give_the_bits_that_each_gives_alone(cpu, dtype, kv_dtype):
+    """Many sequences of one query are a unit of work each; of few, on several threads, each head is one."""
+    lengths = [1, 15, 16, 17, 127, 128, 129, 130, 200, 255, 256, 300, 400, 17, 16, 1]
+    spec = LayerSpec(4, 40, 24, dtype, kv_dtype=kv_dtype)
+    step = paged_step(cpu, [1] * 16, [n - 1 for n in lengths], spec=spec, num_heads=12, page_size=16)
+    together = step.attend()
+    for i, length in enumerate(lengths):
+        alone = plan([1], [length - 1], [step.page_tables[i]], page_size=16)
+        assert torch.equal(step.attend(metadata=alone, query=step.query[i : i + 1]), together[i : i + 1])
+
+
 def test_scores_that_grow_from_block_to_block_lose_nothing(cpu):
     """The running top rises in every block, so what was summed before is scaled down each time."""
     step = paged_step(cpu, [1, 40], [3000, 2000], spec=LayerSpec(1, 32, 32, FP32), num_heads=2, page_size=16)

@@ -1,7 +1,8 @@
 """The cpu backend: pages are read in place by compiled kernels (`src`), made once a package or once a user.
 
-A call hands over addresses and gives the interpreter up until it is done. The planning of a step is part of the call
-and costs microseconds, for it is C++ too; what a step tells is put down once, for all layers.
+A call hands over addresses, of which autograd knows nothing, and gives the interpreter up until it is done. The planning
+of a step is part of the call and costs microseconds, for it is C++ too; what a step tells is put down once, for all
+layers.
 """
 
 from __future__ import annotations
@@ -100,7 +101,6 @@ class CpuBackend:
         """RoPE by these kernels."""
         return Turn(self._library, self._isa, plan)
 
-    @torch.no_grad()
     def store_kv(
         self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
@@ -121,7 +121,6 @@ class CpuBackend:
         )
         mine.check_slots(result)
 
-    @torch.no_grad()
     def attend(
         self,
         store: KVStore,

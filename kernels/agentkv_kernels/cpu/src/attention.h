@@ -10,7 +10,10 @@
 //     softmax  row by row, the running top and total as in FlashAttention (Dao et al. 2022, algorithm 1)
 //     values   rows x value_size, MAX_ROWS x VALUE_VECTORS sums in registers at once
 //
-// A decode step of a few heads is the same with few rows; what it needs of memory is asked for one tile ahead.
+// A decode step is the same with few rows, which are done before the next keys and values are there. How many requests
+// for memory are under way at once decides then, and that depends on how keys go by: in short blocks, all KV heads of a
+// block one after the other, the tiles of a block side by side, and in the meantime the next block is asked for. Each
+// page is one run of memory then, and several are read at a time.
 #pragma once
 
 #include "layout.h"
@@ -27,6 +30,9 @@ namespace {
 // are in the first level while all rows of a chunk meet them.
 constexpr int CHUNK_ROWS = 48, BLOCK_BYTES = 256 << 10;
 
+// An item with no more rows waits for memory rather than for sums.
+constexpr int FEW_ROWS = 2 * MAX_ROWS;
+
 // Whether whole numbers are put down as bf16 first. It pays where more rows read them than are computed at once.
 inline bool puts_down(const Work &work, int rows) {
 #if defined(__AVX512BF16__)
@@ -36,40 +42,48 @@ inline bool puts_down(const Work &work, int rows) {
 #endif
 }
 
+// Whether memory and not arithmetic decides how long an item takes.
+inline bool few_rows(const Work &work, int num_rows) {
+    const akv_layer *layer = work.layer;
+    return num_rows * (work.call->num_heads / layer->kv_heads) <= FEW_ROWS && layer->page_size % TILE == 0;
+}
+
 // How one item's memory is divided.
 struct Sizes {
-    int rows, chunk_rows, block_tiles, score_width, sum_width;
+    int heads, rows, chunk_rows, block_tiles, score_width, sum_width;
     size_t tile_bytes;
 
-    Sizes(const Work &work, int num_rows) {
+    Sizes(const Work &work, int num_rows, int num_heads) : heads(num_heads) {
         const akv_layer *layer = work.layer;
         rows = num_rows * (work.call->num_heads / layer->kv_heads);
         chunk_rows = cut(rows, CHUNK_ROWS);
         int64_t token_bytes = Layout(layer).token_bytes;
         if (puts_down(work, rows)) token_bytes += static_cast<int64_t>(layer->key_size) + layer->value_size;
         const int most = static_cast<int>(BLOCK_BYTES / (token_bytes * TILE)) / 4 * 4;
-        block_tiles = cut(raise(most, 8), 64);
+        block_tiles = few_rows(work, num_rows) ? ABREAST : cut(raise(most, 8), 64);
         score_width = block_tiles * TILE + 16;
         sum_width = (layer->value_size + 15) / 16 * 16;
         tile_bytes = static_cast<size_t>(token_bytes) * TILE + SLACK;
     }
 
     static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+    // Of one head; of each head there is one.
     size_t query_bytes(const Work &work) const { return rounded(static_cast<size_t>(rows) * work.layer->key_size * 4); }
-    size_t score_bytes() const { return rounded(sizeof(float) * chunk_rows * score_width); }
     size_t sum_bytes() const { return rounded(sizeof(float) * rows * sum_width); }
     size_t running_bytes() const { return rounded(sizeof(Running) * rows); }
+    // For all of them.
+    size_t score_bytes() const { return rounded(sizeof(float) * chunk_rows * score_width); }
     size_t factor_bytes() const { return rounded(sizeof(float) * chunk_rows); }
     size_t scale_bytes() const { return sizeof(float) * block_tiles * TILE; }
-    size_t pointer_bytes() const { return rounded(sizeof(char *) * (2 * block_tiles + AHEAD + 2 * KEY_TILES)); }
+    size_t pointer_bytes() const { return rounded(sizeof(char *) * (3 * block_tiles + 3 * ABREAST + 4 * KEY_TILES)); }
     size_t gathered_bytes() const { return rounded(tile_bytes) * (block_tiles + 1); }
     size_t all(const Work &work) const {
-        return query_bytes(work) + score_bytes() + sum_bytes() + running_bytes() + factor_bytes() + scale_bytes() +
+        return heads * (query_bytes(work) + sum_bytes() + running_bytes()) + score_bytes() + factor_bytes() + scale_bytes() +
                pointer_bytes() + gathered_bytes() + 64;
     }
 };
 
-size_t scratch_bytes(const Work &work, int num_rows) { return Sizes(work, num_rows).all(work); }
+size_t scratch_bytes(const Work &work, int num_rows, int heads) { return Sizes(work, num_rows, heads).all(work); }
 
 template <Mode mode> inline void pack_queries(const Work &work, const Item &item, int head, int group, void *out) {
     const akv_call *call = work.call;
@@ -112,60 +126,98 @@ inline void finish(const Work &work, const Row &row, int head, const Running &ru
     }
     factor /= total;
     const int64_t at = (static_cast<int64_t>(row.token) * call->num_heads + head) * value_size;
-    if (work.layer->dtype == AKV_FP32)
-        for (int v = 0; v < value_size; ++v) static_cast<float *>(call->out)[at + v] = sums[v] * factor;
-    else
-        for (int v = 0; v < value_size; ++v) static_cast<uint16_t *>(call->out)[at + v] = bf16_of(sums[v] * factor);
+    if (work.layer->dtype == AKV_FP32) {
+        float *out = static_cast<float *>(call->out) + at;
+        for (int v = 0; v < value_size; ++v) out[v] = sums[v] * factor;
+    } else {
+        uint16_t *out = static_cast<uint16_t *>(call->out) + at;
+        const int whole = value_size / 16 * 16;
+        for (int v = 0; v < whole; v += 16) store_rounded(out + v, mul(load(sums + v), all(factor)));
+        for (int v = whole; v < value_size; ++v) out[v] = bf16_of(sums[v] * factor);
+    }
 }
 
-// One item for one KV head: its memory, and the walk over its keys.
+// One item for some KV heads: its memory, and the walk over its keys.
 template <Mode mode> class Attending {
   public:
-    Attending(const Work &work, const Item &item, int head, char *scratch)
-        : work(work), item(item), layer(work.layer), call(work.call), head(head), layout(work.layer),
-          sizes(work, item.num_rows), group(sizes.rows / item.num_rows) {
+    Attending(const Work &work, const Unit &unit, char *scratch)
+        : work(work), item(*unit.item), layer(work.layer), call(work.call), first_head(unit.first_head),
+          stop_head(unit.first_head + unit.num_heads), layout(work.layer), sizes(work, item.num_rows, unit.num_heads),
+          group(sizes.rows / item.num_rows), few(few_rows(work, item.num_rows)) {
         scratch = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64);
         const auto take = [&scratch](size_t bytes) { return (scratch += bytes) - bytes; };
-        query = take(sizes.query_bytes(work));
         scores = {reinterpret_cast<float *>(take(sizes.score_bytes())), sizes.score_width};
-        sums = reinterpret_cast<float *>(take(sizes.sum_bytes()));
-        running = reinterpret_cast<Running *>(take(sizes.running_bytes()));
         factors = reinterpret_cast<float *>(take(sizes.factor_bytes()));
         value_scales = reinterpret_cast<float *>(take(sizes.scale_bytes()));
-        keys = reinterpret_cast<char **>(take(sizes.pointer_bytes()));
+        starts = reinterpret_cast<char **>(take(sizes.pointer_bytes()));
+        keys = starts + sizes.block_tiles + ABREAST + KEY_TILES;
         gathered = take(sizes.gathered_bytes());
+        of_heads = scratch;
     }
 
     void run() {
-        pack_queries<mode>(work, item, head, group, query);
-        memset(sums, 0, sizes.sum_bytes());
-        memset(running, 0, sizes.running_bytes());
-        for (int r = 0; r < sizes.rows; ++r) running[r].top = NO_SCORE;
-        for (start = item.key_begin / TILE * TILE; start < item.key_end; start += sizes.block_tiles * TILE) {
-            find_tiles();
-            for (int low = 0; low < sizes.rows; low += sizes.chunk_rows) {
-                const int count = cut(sizes.chunk_rows, sizes.rows - low);
-                score(low, count);
-                if (has_scales(mode) && low == 0) find_value_scales();
-                for (int r = 0; r < count; ++r) factors[r] = soften_row(low + r, scores.row(r));
-                in_turns(count, [&](int row, int turn_rows) {
-                    with_count<MAX_ROWS>(turn_rows, AddRows<mode>{scores, row, values, tiles, layer->value_size,
-                                                                  sums_of(low + row), sizes.sum_width, factors + row,
-                                                                  asks_in_turn(low + row)});
-                });
-            }
+        for (head = first_head; head < stop_head; ++head) {
+            pack_queries<mode>(work, item, head, group, query());
+            memset(sums_of(0), 0, sizes.sum_bytes());
+            memset(running(), 0, sizes.running_bytes());
+            for (int r = 0; r < sizes.rows; ++r) running()[r].top = NO_SCORE;
         }
-        for (int r = 0; r < sizes.rows; ++r)
-            finish(work, row_of(r), head * group + r % group, running[r], sums_of(r));
+        for (start = item.key_begin / TILE * TILE; start < item.key_end; start += sizes.block_tiles * TILE) {
+            find_starts();
+            for (head = first_head; head < stop_head; ++head) do_block();
+        }
+        for (head = first_head; head < stop_head; ++head)
+            for (int r = 0; r < sizes.rows; ++r)
+                finish(work, row_of(r), head * group + r % group, running()[r], sums_of(r));
     }
 
   private:
+    void do_block() {
+        find_tiles();
+        for (int low = 0; low < sizes.rows; low += sizes.chunk_rows) {
+            const int count = cut(sizes.chunk_rows, sizes.rows - low);
+            score(low, count);
+            if (has_scales(mode) && low == 0) find_value_scales();
+            for (int r = 0; r < count; ++r) factors[r] = soften_row(low + r, scores.row(r));
+            in_turns(count, [&](int row, int turn_rows) {
+                with_count<MAX_ROWS>(turn_rows, AddRows<mode>{scores, row, values, next_values, tiles, layer->value_size,
+                                                              sums_of(low + row), sizes.sum_width, factors + row,
+                                                              asks_in_turn(low + row)});
+            });
+        }
+    }
+
+    // What is kept of the head from block to block: queries [rows][key_size], sums [rows][sum_width], what is running.
+    char *query() const {
+        const size_t of_one = sizes.query_bytes(work) + sizes.sum_bytes() + sizes.running_bytes();
+        return of_heads + of_one * static_cast<size_t>(head - first_head);
+    }
+    float *sums_of(int r) const {
+        return reinterpret_cast<float *>(query() + sizes.query_bytes(work)) + static_cast<int64_t>(r) * sizes.sum_width;
+    }
+    Running *running() const {
+        return reinterpret_cast<Running *>(query() + sizes.query_bytes(work) + sizes.sum_bytes());
+    }
+
     const Row &row_of(int r) const { return work.rows[item.first_row + r / group]; }
-    float *sums_of(int r) const { return sums + static_cast<int64_t>(r) * sizes.sum_width; }
     char *tile_at(int token) const {
         return layout.tile(item.pages[token / layer->page_size], head, token % layer->page_size);
     }
     int next_block() const { return start + sizes.block_tiles * TILE; }
+
+    // Where tiles start for the first head: those of this block and some beyond, or null behind the last key.
+    void find_starts() {
+        if (!layout.tiled) return;
+        int page = start / layer->page_size, offset = start % layer->page_size;
+        for (int t = 0; t < sizes.block_tiles + ABREAST + KEY_TILES; ++t) {
+            starts[t] = start + t * TILE < item.key_end ? layout.tile(item.pages[page], first_head, offset) : nullptr;
+            offset += TILE;
+            if (offset == layer->page_size) offset = 0, ++page;
+        }
+    }
+    char *start_of(int t, int its_head) const {
+        return starts[t] ? starts[t] + layout.block_bytes() * (its_head - first_head) : nullptr;
+    }
 
     // Where the tiles of this block are: in the pages, or put together in `gathered`.
     void find_tiles() {
@@ -176,10 +228,29 @@ template <Mode mode> class Attending {
         for (int t = 0; t < tiles; ++t) find_tile(t);
         // Scores are computed KEY_TILES at a time.
         for (int t = tiles; t < padded; ++t) keys[t] = keys[tiles - 1];
-        // What comes after: the keys of the next block, where there is one; else what was just read, which costs nothing.
-        for (int t = 0; t < AHEAD + KEY_TILES; ++t) {
-            const int base = next_block() + t * TILE;
-            values[tiles + t] = layout.tiled && base < item.key_end ? layout.keys_of(tile_at(base)) : values[tiles - 1];
+        few ? find_next_tiles() : find_tiles_ahead();
+    }
+
+    // Asked for are tiles of the same block, and of the next block its keys, where there is one; else what was just read,
+    // which costs nothing.
+    void find_tiles_ahead() {
+        for (int t = 0; t < ABREAST + KEY_TILES; ++t) {
+            char *ahead = layout.tiled ? start_of(sizes.block_tiles + t, head) : nullptr;
+            values[tiles + t] = ahead ? layout.keys_of(ahead) : values[tiles - 1];
+        }
+        next_keys = keys + ABREAST;
+        next_values = values + ABREAST;
+    }
+
+    // Asked for is the same block of the next head, or the next block of the first.
+    void find_next_tiles() {
+        const bool same = head + 1 < stop_head;
+        next_keys = values + tiles;
+        next_values = next_keys + padded;
+        for (int t = 0; t < padded; ++t) {
+            char *next = same ? start_of(t, head + 1) : start_of(sizes.block_tiles + t, first_head);
+            next_keys[t] = next ? layout.keys_of(next) : keys[t];
+            if (t < tiles) next_values[t] = next ? layout.values_of(next) : values[t];
         }
     }
 
@@ -198,8 +269,8 @@ template <Mode mode> class Attending {
             return;
         }
         if (mode == Mode::int8_dot && soon < item.key_end) ask_for_tile(soon);
-        keys[t] = layout.keys_of(tile_at(base));
-        values[t] = layout.values_of(tile_at(base));
+        keys[t] = layout.keys_of(start_of(t, head));
+        values[t] = layout.values_of(start_of(t, head));
         if constexpr (mode == Mode::int8_dot) return put_down(t, keys[t]);
         if (!has_scales(mode) && to - from < TILE) {
             copy_values(layer, values[t], from, to, spare);
@@ -240,14 +311,16 @@ template <Mode mode> class Attending {
 
     void score(int low, int count) {
         const int64_t query_row_bytes = static_cast<int64_t>(layer->key_size) * (is_dot(mode) ? 2 : 4);
-        for (int t = 0; t < padded; t += KEY_TILES) {
+        const int most = few ? ABREAST : KEY_TILES;
+        for (int t = 0; t < padded; t += most) {
+            const int its_tiles = cut(most, padded - t);
             in_turns(count, [&](int row, int turn_rows) {
                 with_count<MAX_ROWS>(turn_rows,
-                                     ScoreRows<mode>{query + (low + row) * query_row_bytes, layer->key_size, keys + t,
-                                                     keys + t + AHEAD, scores.row(row) + t * TILE, scores.width,
+                                     ScoreRows<mode>{query() + (low + row) * query_row_bytes, layer->key_size, keys + t,
+                                                     next_keys + t, its_tiles, scores.row(row) + t * TILE, scores.width,
                                                      asks_in_turn(low + row)});
             });
-            if (low > 0 && layout.tiled) ask_for_share((low / sizes.chunk_rows - 1) * padded + t, KEY_TILES);
+            if (low > 0 && layout.tiled) ask_for_share((low / sizes.chunk_rows - 1) * padded + t, its_tiles);
         }
     }
 
@@ -267,56 +340,58 @@ template <Mode mode> class Attending {
         const int to = cut(item.key_end, position + 1) - start;
         const float slope = call->softcap != 0 ? call->scale / call->softcap : call->scale * LOG2E;
         return soften<mode>(row, tiles, raise(from - start, 0), cut(to, tiles * TILE), slope, call->softcap,
-                            value_scales, running[r]);
+                            value_scales, running()[r]);
     }
 
     const Work &work;
     const Item &item;
     const akv_layer *layer;
     const akv_call *call;
-    const int head;
+    const int first_head, stop_head;
     const Layout layout;
     const Sizes sizes;
     const int group;  // rows of one token
+    const bool few;
 
-    char *query;
     Scores scores;
-    float *sums;  // [rows][sum_width]
-    Running *running;
     float *factors;
     float *value_scales;  // of the block's keys, where they have some
-    char **keys, **values;  // of the block's tiles
+    char **starts, **keys, **values, **next_keys, **next_values;  // of the block's tiles, and of those to ask for meanwhile
     char *gathered;
+    char *of_heads;
 
-    int start = 0, tiles = 0, padded = 0;  // the block: its first token, its tiles, and these to a multiple of KEY_TILES
+    // The block: its head, its first token, its tiles, and these to a multiple of KEY_TILES.
+    int head = 0, start = 0, tiles = 0, padded = 0;
 };
 
-void attend(const Work &work, const Item &item, int head, char *scratch) {
+void attend(const Work &work, const Unit &unit, char *scratch) {
 #if defined(__AVX512BF16__)
-    if (puts_down(work, item.num_rows * (work.call->num_heads / work.layer->kv_heads)))
-        return Attending<Mode::int8_dot>(work, item, head, scratch).run();
+    if (puts_down(work, unit.item->num_rows * (work.call->num_heads / work.layer->kv_heads)))
+        return Attending<Mode::int8_dot>(work, unit, scratch).run();
 #endif
-    if (work.layer->kv_dtype == AKV_INT8) return Attending<Mode::int8>(work, item, head, scratch).run();
-    if (work.layer->dtype == AKV_FP32) return Attending<Mode::fp32>(work, item, head, scratch).run();
+    if (work.layer->kv_dtype == AKV_INT8) return Attending<Mode::int8>(work, unit, scratch).run();
+    if (work.layer->dtype == AKV_FP32) return Attending<Mode::fp32>(work, unit, scratch).run();
 #if defined(__AVX512BF16__)
-    Attending<Mode::dot>(work, item, head, scratch).run();
+    Attending<Mode::dot>(work, unit, scratch).run();
 #else
-    Attending<Mode::widen>(work, item, head, scratch).run();
+    Attending<Mode::widen>(work, unit, scratch).run();
 #endif
 }
 
-uint64_t read(const Work &work, const Item &item, int head) {
+uint64_t read(const Work &work, const Unit &unit) {
     const Layout layout(work.layer);
-    const int step = layout.tiled ? TILE : 1;
+    const Item &item = *unit.item;
+    const int page_size = work.layer->page_size, step = layout.tiled ? TILE : 1;
     const int64_t bytes = layout.token_bytes * step;
     W16 mixed[4] = {};
-    for (int token = item.key_begin / step * step; token < item.key_end; token += step) {
-        const char *from = layout.tile(item.pages[token / work.layer->page_size], head, token % work.layer->page_size);
-        int64_t at = 0;
-        for (; at + 256 <= bytes; at += 256)
-            for (int i = 0; i < 4; ++i) mixed[i] = mix(mixed[i], load_words(from + at + 64 * i));
-        for (; at + 64 <= bytes; at += 64) mixed[0] = mix(mixed[0], load_words(from + at));
-    }
+    for (int token = item.key_begin / step * step; token < item.key_end; token += step)
+        for (int head = unit.first_head; head < unit.first_head + unit.num_heads; ++head) {
+            const char *from = layout.tile(item.pages[token / page_size], head, token % page_size);
+            int64_t at = 0;
+            for (; at + 256 <= bytes; at += 256)
+                for (int i = 0; i < 4; ++i) mixed[i] = mix(mixed[i], load_words(from + at + 64 * i));
+            for (; at + 64 <= bytes; at += 64) mixed[0] = mix(mixed[0], load_words(from + at));
+        }
     return folded(mix(mix(mixed[0], mixed[1]), mix(mixed[2], mixed[3])));
 }
 

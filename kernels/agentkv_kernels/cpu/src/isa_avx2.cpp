@@ -3,4 +3,4 @@
 #include "low_bit.h"
 
 static const LinearKernels linear = {ROWS_ARE_FP32, prepare, multiply, prepare_low, multiply_low, turn};
-const Kernels avx2_kernels = {scratch_bytes, attend, read, &linear};
+const Kernels avx2_kernels = {few_rows, scratch_bytes, attend, read, &linear};

@@ -72,16 +72,6 @@ ALWAYS_INLINE void add_products(const char *panel, const char *rows, int64_t row
     }
 }
 
-inline void store_rounded(uint16_t *p, F16 a) {
-#if defined(__AVX512BF16__)
-    store_bf16(p, a);
-#else
-    float numbers[16];
-    store(numbers, a);
-    for (int i = 0; i < 16; ++i) p[i] = bf16_of(numbers[i]);
-#endif
-}
-
 // What bf16 would have made of it.
 inline F16 rounded(F16 a) {
     uint16_t numbers[16];

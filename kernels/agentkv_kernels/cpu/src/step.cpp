@@ -37,6 +37,7 @@ struct Plan {
     std::vector<Item> items;
     std::vector<Row> rows;
     std::vector<Merge> merges;
+    std::vector<Unit> units;
     int32_t num_slots = 0;
     // Of each sequence: tokens in its runs, items of these, its first packed token, items added. Of each token: its first
     // slot.
@@ -61,6 +62,23 @@ struct Plan {
             for (int p = 0; p < run_items; ++p)
                 add_run(step, call, run, group, least(begin + p * each, end), least(begin + (p + 1) * each, end));
         }
+    }
+
+    // Items to units. Heads outermost: the items of one prompt then read the same keys and values one after the other. Items
+    // of few queries share nothing, and are for all heads, where there are enough of them.
+    void divide(const Work &work) {
+        units.clear();
+        const int heads = work.layer->kv_heads;
+        const auto few = [&](const Item &item) { return kernels_of(work.call->isa)->few_rows(work, item.num_rows); };
+        int num_few = 0;
+        for (const Item &item : items) num_few += few(item);
+        const bool enough = work.call->threads < 2 || num_few >= work.call->threads * ITEMS_PER_THREAD;
+        for (int head = 0; head < heads; ++head)
+            for (const Item &item : items)
+                if (!enough || !few(item))
+                    units.push_back({&item, head, 1});
+                else if (head == 0)
+                    units.push_back({&item, 0, heads});
     }
 
   private:
@@ -190,7 +208,9 @@ void merge(const Work &work, const Merge &one) {
 
 Work begin(const akv_layer *layer, const akv_step *step, const akv_call *call) {
     plan.make(*layer, *step, *call);
-    return {layer, call, plan.rows.data(), nullptr, (layer->value_size + 2 + 15) / 16 * 16};
+    const Work work = {layer, call, plan.rows.data(), nullptr, (layer->value_size + 2 + 15) / 16 * 16};
+    plan.divide(work);
+    return work;
 }
 
 int32_t attend(const akv_layer *layer, const akv_step *step, const akv_call *call) {
@@ -201,15 +221,13 @@ int32_t attend(const akv_layer *layer, const akv_step *step, const akv_call *cal
         work.partials = reinterpret_cast<float *>(partial_memory.take(floats * sizeof(float)));
         if (!work.partials) return AKV_NO_MEMORY;
     }
-    const int64_t num_items = static_cast<int64_t>(plan.items.size()), units = num_items * layer->kv_heads;
-    const Item *items = plan.items.data();
+    const Unit *units = plan.units.data();
     std::atomic<bool> failed{false};
-    // Heads outermost: the items of one prompt then read the same keys and values one after the other.
-    for_each(call->threads, units, [&](int64_t unit) {
-        const Item &item = items[unit % num_items];
-        char *scratch = scratch_memory.take(kernels->scratch_bytes(work, item.num_rows));
+    for_each(call->threads, static_cast<int64_t>(plan.units.size()), [&](int64_t i) {
+        const Unit &unit = units[i];
+        char *scratch = scratch_memory.take(kernels->scratch_bytes(work, unit.item->num_rows, unit.num_heads));
         if (scratch)
-            kernels->attend(work, item, static_cast<int>(unit / num_items), scratch);
+            kernels->attend(work, unit, scratch);
         else
             failed.store(true);
     });
@@ -270,8 +288,7 @@ int64_t akv_keys_read(const akv_layer *layer, const akv_step *step, const akv_ca
 uint64_t akv_read(const akv_layer *layer, const akv_step *step, const akv_call *call) {
     const Work work = begin(layer, step, call);
     uint64_t found = 0;
-    for (int head = 0; head < layer->kv_heads; ++head)
-        for (const Item &item : plan.items) found += kernels_of(call->isa)->read(work, item, head);
+    for (const Unit &unit : plan.units) found += kernels_of(call->isa)->read(work, unit);
     return found;
 }
 }

@@ -14,13 +14,19 @@ struct Row {
     int32_t slot;
 };
 
-// Queries that see keys key_begin .. key_end of one run of pages. The unit of work is an item for one KV head.
+// Queries that see keys key_begin .. key_end of one run of pages.
 struct Item {
     const int32_t *pages;  // of the sequence, from its first page on
     int32_t key_begin;
     int32_t key_end;
     int32_t first_row;
     int32_t num_rows;
+};
+
+// What one thread does at a time: an item for some KV heads.
+struct Unit {
+    const Item *item;
+    int32_t first_head, num_heads;
 };
 
 struct Work {
@@ -32,11 +38,13 @@ struct Work {
 };
 
 struct Kernels {
-    // Bytes of scratch that `attend` needs for an item of so many queries.
-    size_t (*scratch_bytes)(const Work &work, int num_rows);
-    void (*attend)(const Work &work, const Item &item, int head, char *scratch);
+    // Whether an item of so many queries is faster for all heads at once, where threads have enough to do.
+    bool (*few_rows)(const Work &work, int num_rows);
+    // Bytes of scratch that `attend` needs for so many queries and heads.
+    size_t (*scratch_bytes)(const Work &work, int num_rows, int num_heads);
+    void (*attend)(const Work &work, const Unit &unit, char *scratch);
     // Reads what `attend` would read and adds it up: the ceiling that benchmarks compare with.
-    uint64_t (*read)(const Work &work, const Item &item, int head);
+    uint64_t (*read)(const Work &work, const Unit &unit);
     const LinearKernels *linear;
 };
 
