@@ -130,7 +130,7 @@ def _versions() -> dict[str, str | None]:
 def _device() -> tuple[dict[str, Any], dict[str, int]]:
     import torch
 
-    from agentkv.model_runner.available import available_memory
+    from agentkv.model_runner.available import available_cores, available_memory
     from agentkv.model_runner.backends import backend_of
     from agentkv.model_runner.naming import device_name
     from agentkv.model_runner.pool_size import default_pool_bytes
@@ -146,7 +146,7 @@ def _device() -> tuple[dict[str, Any], dict[str, int]]:
         "backend": backend,
         "why": why,
         "threads": torch.get_num_threads(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": available_cores(),
     }
     return facts, {"available": available_memory(), "default_pool": default_pool_bytes(chosen)}
 

@@ -8,6 +8,7 @@ from .opening import default_context_limit, open_runner
 from .probe import exactness_bound, probe, refuse_by_structure
 from .rope import FrozenRope, freeze_rope, rope_regime
 from .runner import ModelRunner, PackedSequence
+from .threads import set_threads
 
 __all__ = [
     "FrozenRope",
@@ -24,4 +25,5 @@ __all__ = [
     "probe",
     "refuse_by_structure",
     "rope_regime",
+    "set_threads",
 ]

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""How much memory this process may still take, and how many cores it may keep busy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_memory"]
+__all__ = ["available_cores", "available_memory"]
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -14,8 +14,18 @@ def available_memory(root: Path = Path("/")) -> int:
 
     `root` is where proc/ and sys/ are. Reads a few small files.
     """
-    limits = [_left_to_process(root), *(_left_in_group(group) for group in _groups(root))]
+    limits = [_left_to_process(root), *(_left_in_group(group) for group in _groups(root, "memory"))]
     return min([_left_on_machine(root), *(left for left in limits if left is not None)])
+
+
+def available_cores(root: Path = Path("/")) -> float:
+    """Cores that this process may keep busy: those it may run on, or the share of time that its container has.
+
+    Of a quota of 150 ms in every 100 ms it is 1.5. Threads beyond that only wait, all at once, for the next period.
+    """
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_quota_of_group(group) for group in _groups(root, "cpu")]
+    return min([float(here), *(quota for quota in quotas if quota is not None)])
 
 
 def _left_to_process(root: Path) -> int | None:
@@ -43,7 +53,7 @@ def _left_on_machine(root: Path) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _groups(root: Path) -> Iterator[Path]:
+def _groups(root: Path, controller: str) -> Iterator[Path]:
     """The control groups that bound this process, its own first, then those around it; of both versions of them."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -51,7 +61,7 @@ def _groups(root: Path) -> Iterator[Path]:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
+        if not controllers or controller in controllers.split(","):
             top = root / "sys/fs/cgroup" / controllers
             own = top / path.lstrip("/")
             # In a container the path may be the host's, and what bounds the container stands at the top.
@@ -74,3 +84,19 @@ def _left_in_group(group: Path) -> int | None:
         except (OSError, ValueError):
             continue
     return None
+
+
+def _quota_of_group(group: Path) -> float | None:
+    """Cores' worth of time that the group may use in each of its periods; None: no limit."""
+    try:
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
+        except OSError:
+            return None
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return share if share > 0 else None

@@ -101,11 +101,11 @@ def open_engine(
             open_runner,
             refuse_by_structure,
             rope_regime,
+            set_threads,
         )
         from agentkv.scheduler import Scheduler, SharingRule
 
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     loaded = source.load(
         LoadOptions(
             dtype=config.dtype,

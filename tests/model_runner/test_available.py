@@ -1,4 +1,4 @@
-"""The default pool is sized by what this process may take, which in a container is less than the machine has."""
+"""Pool and threads are sized by what this process may take, which in a container is less than the machine has."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import resource
 from pathlib import Path
 
 import pytest
+import torch
 
-from agentkv.model_runner.available import available_memory
+from agentkv.model_runner import set_threads, threads
+from agentkv.model_runner.available import available_cores, available_memory
 
 MACHINE = 64 * 2**30
 V2 = ("0::/box\n", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
@@ -74,3 +76,60 @@ def test_a_limit_of_the_process_bounds_it(machine: Path, monkeypatch: pytest.Mon
     assert available_memory(machine) == 0
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert available_memory(machine) == MACHINE
+
+
+HERE = float(len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("group", ["box", "."], ids=["its own group", "the one around it"])
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [(50_000, 0.5), (150_000 if HERE > 1 else 75_000, 1.5 if HERE > 1 else 0.75), (10**9, HERE), (None, HERE)],
+)
+def test_cores_are_those_here_or_what_a_containers_quota_gives(
+    machine: Path, quota: int | None, cores: float, group: str
+) -> None:
+    write(machine / "proc/self/cgroup", "0::/box\n")
+    write(machine / "sys/fs/cgroup" / group / "cpu.max", f"{'max' if quota is None else quota} 100000\n")
+    assert available_cores(machine) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(50_000, 0.5), (-1, HERE)])
+def test_cores_by_the_older_control_groups(machine: Path, quota: int, cores: float) -> None:
+    write(machine / "proc/self/cgroup", "7:cpu,cpuacct:/box\n5:cpuset:/box\n")
+    write(machine / "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", f"{quota}\n")
+    write(machine / "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n")
+    assert available_cores(machine) == cores
+
+
+@pytest.mark.parametrize("text", ["", "max", "0 0", "x 100000", "5"])
+def test_a_quota_that_cannot_be_read_bounds_nothing(machine: Path, text: str) -> None:
+    write(machine / "proc/self/cgroup", "0::/box\n")
+    write(machine / "sys/fs/cgroup/box/cpu.max", text)
+    assert available_cores(machine) == HERE
+
+
+@pytest.mark.parametrize(
+    ("wanted", "quota", "environment", "then"),
+    [
+        (None, 1.5, {}, 2),
+        (None, 0.2, {}, 1),
+        (None, 9.0, {}, 3),
+        (None, 1.5, {"OMP_NUM_THREADS": "3"}, 3),
+        (4, 1.5, {}, 4),
+    ],
+)
+def test_threads_are_bounded_by_the_quota_unless_someone_said_how_many(
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None, quota: float, environment: dict[str, str], then: int
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(threads, "available_cores", lambda: quota)
+    try:
+        torch.set_num_threads(3)
+        set_threads(wanted)
+        assert torch.get_num_threads() == then
+    finally:
+        torch.set_num_threads(before)

@@ -1,8 +1,8 @@
 """The cpu backend: pages are read in place by compiled kernels (`src`), made once a package or once a user.
 
-A call hands over addresses, of which autograd knows nothing, and gives the interpreter up until it is done. The planning
-of a step is part of the call and costs microseconds, for it is C++ too; what a step tells is put down once, for all
-layers.
+A call hands over addresses, of which autograd knows nothing, and gives the interpreter up until it is done. The
+planning of a step is part of the call and costs microseconds, for it is C++ too; what a step tells is put down once,
+for all layers.
 """
 
 from __future__ import annotations
