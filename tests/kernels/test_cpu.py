@@ -262,3 +262,34 @@ def test_a_layer_that_the_kernels_are_not_made_for_is_refused_with_the_reason(cp
 def test_the_backend_says_what_it_runs_on(cpu):
     assert isinstance(get_backend("cpu"), CpuBackend)
     assert f"compiled for {cpu.instruction_set}, which was asked for" in cpu.description
+
+
+@pytest.mark.parametrize("query_len", [1, 30])
+@pytest.mark.parametrize("what", ["query", "key", "value"])
+def test_over_pages_of_int8_what_is_no_number_stays_none(cpu, what, query_len):
+    """Numbers of 16 bits have no NaN: scales carry it."""
+    spec = LayerSpec(1, 32, 32, BF16, kv_dtype=torch.int8)
+    step = paged_step(cpu, [query_len], [40 - query_len], spec=spec, num_heads=2, page_size=16)
+    query = step.query.clone()
+    assert step.attend(query=query).isfinite().all()
+    if what == "query":
+        query[0, 1, 3] = float("nan")
+    else:
+        key, value = (torch.randn(1, 1, 32).to(BF16) for _ in range(2))
+        (key if what == "key" else value)[0, 0, 5] = float("nan")
+        cpu.store_kv(step.store, 0, key, value, torch.tensor([step.page_tables[0][0] * 16 + 3]))
+    answer = step.attend(query=query)
+    hit = answer[0, 1] if what == "query" else answer
+    assert hit.isnan().all()
+    if what == "query":
+        assert answer[0, 0].isfinite().all()
+
+
+def test_over_pages_of_int8_sizes_far_from_one_lose_nothing(cpu):
+    """What 16 bits stand for follows the largest query, and the largest probability times its value's scale."""
+    spec = LayerSpec(1, 32, 32, BF16, kv_dtype=torch.int8)
+    step = paged_step(cpu, [1], [300], spec=spec, num_heads=3, page_size=16)
+    small = step.attend()
+    for factor in (2.0**-20, 2.0**60):
+        by_queries = step.attend(query=step.query * factor, scale=0.3 / factor)
+        torch.testing.assert_close(by_queries, small, rtol=0, atol=0)

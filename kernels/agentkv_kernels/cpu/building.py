@@ -32,7 +32,7 @@ _COMMON = ("pages", "step", "linear", "team")
 _OPTIONAL = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _WIDE,
-    "avx512_bf16": (*_WIDE, "-mavx512bf16"),
+    "avx512_bf16": (*_WIDE, "-mavx512bf16", "-mavx512vnni"),
 }
 """Instruction sets of x86-64 that an old compiler may lack; the library is then made without them."""
 

@@ -18,6 +18,7 @@
 
 #include "layout.h"
 #include "products.h"
+#include "rows.h"
 #include "softmax.h"
 #include "tiles.h"
 #include "work.h"
@@ -99,7 +100,11 @@ template <Mode mode> inline void pack_queries(const Work &work, const Item &item
             else if (work.layer->dtype == AKV_FP32)
                 memcpy(static_cast<float *>(out) + row, static_cast<const float *>(call->query) + at,
                        static_cast<size_t>(key_size) * 4);
-            else
+            else if constexpr (mode == Mode::whole) {
+                float wide[MOST_ELEMENTS];
+                for (int d = 0; d < key_size; ++d) wide[d] = float_of(static_cast<const uint16_t *>(call->query)[at + d]);
+                put_query(wide, key_size, static_cast<char *>(out) + (row / key_size) * whole_query_bytes(key_size));
+            } else
                 for (int d = 0; d < key_size; ++d)
                     static_cast<float *>(out)[row + d] = float_of(static_cast<const uint16_t *>(call->query)[at + d]);
         }
@@ -178,7 +183,7 @@ template <Mode mode> class Attending {
             const int count = cut(sizes.chunk_rows, sizes.rows - low);
             score(low, count);
             if (has_scales(mode) && low == 0) find_value_scales();
-            for (int r = 0; r < count; ++r) factors[r] = soften_row(low + r, scores.row(r));
+            for (int r = 0; r < count; ++r) factors[r] = soften_row(low + r, r);
             in_turns(count, [&](int row, int turn_rows) {
                 with_count<MAX_ROWS>(turn_rows, AddRows<mode>{scores, row, values, next_values, tiles, layer->value_size,
                                                               sums_of(low + row), sizes.sum_width, factors + row,
@@ -310,7 +315,8 @@ template <Mode mode> class Attending {
     }
 
     void score(int low, int count) {
-        const int64_t query_row_bytes = static_cast<int64_t>(layer->key_size) * (is_dot(mode) ? 2 : 4);
+        const int64_t query_row_bytes = mode == Mode::whole ? whole_query_bytes(layer->key_size)
+                                                            : static_cast<int64_t>(layer->key_size) * (is_dot(mode) ? 2 : 4);
         const int most = few ? ABREAST : KEY_TILES;
         for (int t = 0; t < padded; t += most) {
             const int its_tiles = cut(most, padded - t);
@@ -333,14 +339,14 @@ template <Mode mode> class Attending {
             ask_for_tile(next_block() + static_cast<int>(t) * TILE);
     }
 
-    float soften_row(int r, float *row) const {
+    float soften_row(int r, int its_scores) const {
         const int position = row_of(r).position;
         int from = item.key_begin;
         if (call->window) from = raise(from, position - call->window + 1);
         const int to = cut(item.key_end, position + 1) - start;
         const float slope = call->softcap != 0 ? call->scale / call->softcap : call->scale * LOG2E;
-        return soften<mode>(row, tiles, raise(from - start, 0), cut(to, tiles * TILE), slope, call->softcap,
-                            value_scales, running()[r]);
+        return soften<mode>(scores.row(its_scores), tiles, raise(from - start, 0), cut(to, tiles * TILE), slope, call->softcap,
+                            value_scales, running()[r], scale_behind(scores, its_scores));
     }
 
     const Work &work;
@@ -369,6 +375,8 @@ void attend(const Work &work, const Unit &unit, char *scratch) {
     if (puts_down(work, unit.item->num_rows * (work.call->num_heads / work.layer->kv_heads)))
         return Attending<Mode::int8_dot>(work, unit, scratch).run();
 #endif
+    if (work.layer->kv_dtype == AKV_INT8 && work.layer->dtype == AKV_BF16 && few_rows(work, unit.item->num_rows))
+        return Attending<Mode::whole>(work, unit, scratch).run();
     if (work.layer->kv_dtype == AKV_INT8) return Attending<Mode::int8>(work, unit, scratch).run();
     if (work.layer->dtype == AKV_FP32) return Attending<Mode::fp32>(work, unit, scratch).run();
 #if defined(__AVX512BF16__)

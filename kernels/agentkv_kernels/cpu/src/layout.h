@@ -5,11 +5,11 @@
 //
 //     fp32   keys [key_size][16]          values [16][value_size]
 //     bf16   keys [key_size / 2][16][2]   values [8][value_size][2]
-//     int8   as fp32, behind two rows of bf16: [16] scales of keys, [16] scales of values
+//     int8   as bf16, behind two rows of bf16: [16] scales of keys, [16] scales of values
 //
 // Keys are transposed, so that 16 tokens fill a vector and a score needs no sum across its lanes. In bf16 two
 // neighbours in the direction of the sum share a 32-bit word, the first in its low half: a shift or a mask widens 16 of
-// them at once, and it is what bf16 dot products read. Other page sizes keep [token][key, then value], in int8 behind
+// them at once, and it is what bf16 dot products read. In int8 they share 16 bits, which products of pairs read widened. Other page sizes keep [token][key, then value], in int8 behind
 // the scales of both, and tiles are put together when they are read.
 //
 // Rows of values are read in vectors of 16, the last of which may reach beyond the row: a store has SLACK bytes behind

@@ -12,7 +12,7 @@ constexpr int64_t LEAST_TOKENS = 16;  // for which other threads pay
 // Where one head's keys or values of a token lie, element by element.
 template <class Element> struct Place {
     Element *start;
-    int64_t step;   // to the element after next, for bf16 keys; else to the next
+    int64_t step;   // to the element after next where keys are in pairs; else to the next
     bool pairs;     // two neighbours lie together, and then comes a step
 
     void put(const Element *from, int size) const {
@@ -43,7 +43,7 @@ template <class Element> struct Place {
 template <class Element> Place<Element> key_place(const Layout &layout, int64_t page, int head, int offset) {
     Element *elements = reinterpret_cast<Element *>(layout.keys_of(layout.tile(page, head, offset)));
     if (!layout.tiled) return {elements, 1, false};
-    if (sizeof(Element) != 2) return {elements + offset % TILE, TILE, false};
+    if (sizeof(Element) == 4) return {elements + offset % TILE, TILE, false};
     return {elements + 2 * (offset % TILE), 2 * TILE, true};
 }
 
@@ -51,7 +51,7 @@ template <class Element> Place<Element> value_place(const Layout &layout, int64_
     Element *elements = reinterpret_cast<Element *>(layout.values_of(layout.tile(page, head, offset)));
     if (!layout.tiled) return {elements, 1, false};
     const int j = offset % TILE;
-    if (sizeof(Element) != 2) return {elements + static_cast<int64_t>(j) * layout.layer->value_size, 1, false};
+    if (sizeof(Element) == 4) return {elements + static_cast<int64_t>(j) * layout.layer->value_size, 1, false};
     return {elements + static_cast<int64_t>(j / 2) * 2 * layout.layer->value_size + j % 2, 2, false};
 }
 

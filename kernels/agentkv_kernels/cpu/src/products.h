@@ -11,9 +11,10 @@ enum class Mode {
     widen,  // keys and values are bf16, products fp32
     dot,    // keys, values, queries and probabilities are bf16, sums fp32
     int8_dot,  // as dot, over whole numbers that were put down as bf16, with their scales
+    whole,     // all are whole numbers with scales (whole_numbers.h)
 };
 constexpr bool is_dot(Mode mode) { return mode == Mode::dot || mode == Mode::int8_dot; }
-constexpr bool has_scales(Mode mode) { return mode == Mode::int8 || mode == Mode::int8_dot; }
+constexpr bool has_scales(Mode mode) { return mode == Mode::int8 || mode == Mode::int8_dot || mode == Mode::whole; }
 
 // Asks for a line into the second level of cache, which takes more requests at once than the first. What does nothing
 // else GCC takes for a function without effect, and drops calls of it: this one, and those that call it alone, are inlined
@@ -21,15 +22,28 @@ constexpr bool has_scales(Mode mode) { return mode == Mode::int8 || mode == Mode
 #define ALWAYS_INLINE __attribute__((always_inline)) inline
 ALWAYS_INLINE void prefetch(const char *p) { __builtin_prefetch(p, 0, 2); }
 
-// A line of a tile is an element of 16 keys, or a pair of elements where they are bf16; so many bytes.
-constexpr bool in_pairs(Mode mode) { return mode == Mode::widen || is_dot(mode); }
-constexpr int line_bytes(Mode mode) { return mode == Mode::int8 ? TILE : 64; }
+// A line of a tile is an element of 16 keys, or a pair of elements where they have less than 32 bits; so many bytes.
+constexpr bool in_pairs(Mode mode) { return mode != Mode::fp32; }
+constexpr int line_bytes(Mode mode) { return mode == Mode::int8 || mode == Mode::whole ? 2 * TILE : 4 * TILE; }
 
-template <Mode mode> ALWAYS_INLINE F16 load_line(const char *from) {
-    if constexpr (mode == Mode::int8)
-        return load_int8(from);
+// A line of pairs, and the first or the second of each as floats.
+template <Mode mode> ALWAYS_INLINE W16 load_pairs(const char *from) {
+    if constexpr (line_bytes(mode) == 2 * TILE)
+        return load_int8_pairs(from);
     else
-        return load(reinterpret_cast<const float *>(from));
+        return load_words(from);
+}
+template <Mode mode> ALWAYS_INLINE F16 low_of(W16 w) {
+    if constexpr (mode == Mode::int8)
+        return low_numbers(w);
+    else
+        return low_halves(w);
+}
+template <Mode mode> ALWAYS_INLINE F16 high_of(W16 w) {
+    if constexpr (mode == Mode::int8)
+        return high_numbers(w);
+    else
+        return high_halves(w);
 }
 
 constexpr int cut(int a, int b) { return a < b ? a : b; }
@@ -82,29 +96,29 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
             const float *q = static_cast<const float *>(query) + i;
             F16 key[TILES];
 #pragma GCC unroll 8
-            for (int t = 0; t < TILES; ++t) key[t] = load_line<mode>(keys[t] + i * line_bytes(mode));
+            for (int t = 0; t < TILES; ++t) key[t] = load(reinterpret_cast<const float *>(keys[t] + i * line_bytes(mode)));
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
                 const F16 x = all(q[r * key_size]);
 #pragma GCC unroll 8
                 for (int t = 0; t < TILES; ++t) sums[r][t] = fma(x, key[t], sums[r][t]);
             }
-        } else if constexpr (mode == Mode::widen) {
+        } else if constexpr (!is_dot(mode)) {
             const float *q = static_cast<const float *>(query) + 2 * i;
             W16 words[TILES];
 #pragma GCC unroll 8
-            for (int t = 0; t < TILES; ++t) words[t] = load_words(keys[t] + i * 64);
+            for (int t = 0; t < TILES; ++t) words[t] = load_pairs<mode>(keys[t] + i * line_bytes(mode));
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
                 const F16 x = all(q[r * key_size]);
 #pragma GCC unroll 8
-                for (int t = 0; t < TILES; ++t) sums[r][t] = fma(x, low_halves(words[t]), sums[r][t]);
+                for (int t = 0; t < TILES; ++t) sums[r][t] = fma(x, low_of<mode>(words[t]), sums[r][t]);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
                 const F16 x = all(q[r * key_size + 1]);
 #pragma GCC unroll 8
-                for (int t = 0; t < TILES; ++t) sums[r][t] = fma(x, high_halves(words[t]), sums[r][t]);
+                for (int t = 0; t < TILES; ++t) sums[r][t] = fma(x, high_of<mode>(words[t]), sums[r][t]);
             }
         } else {
 #if defined(__AVX512BF16__)
@@ -141,7 +155,7 @@ ALWAYS_INLINE void add_line(const char *from, const float *probs, int width, F16
     if constexpr (!in_pairs(mode)) {
         F16 value[VECTORS];
 #pragma GCC unroll 8
-        for (int n = 0; n < VECTORS; ++n) value[n] = load_line<mode>(from + n * line_bytes(mode));
+        for (int n = 0; n < VECTORS; ++n) value[n] = load(reinterpret_cast<const float *>(from + n * line_bytes(mode)));
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             const F16 x = all(probs[r * width]);
@@ -152,19 +166,19 @@ ALWAYS_INLINE void add_line(const char *from, const float *probs, int width, F16
     }
     W16 words[VECTORS];
 #pragma GCC unroll 8
-    for (int n = 0; n < VECTORS; ++n) words[n] = load_words(from + n * 64);
-    if constexpr (mode == Mode::widen) {
+    for (int n = 0; n < VECTORS; ++n) words[n] = load_pairs<mode>(from + n * line_bytes(mode));
+    if constexpr (!is_dot(mode)) {
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             const F16 x = all(probs[r * width]);
 #pragma GCC unroll 8
-            for (int n = 0; n < VECTORS; ++n) sums[r][n] = fma(x, low_halves(words[n]), sums[r][n]);
+            for (int n = 0; n < VECTORS; ++n) sums[r][n] = fma(x, low_of<mode>(words[n]), sums[r][n]);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             const F16 x = all(probs[r * width + 1]);
 #pragma GCC unroll 8
-            for (int n = 0; n < VECTORS; ++n) sums[r][n] = fma(x, high_halves(words[n]), sums[r][n]);
+            for (int n = 0; n < VECTORS; ++n) sums[r][n] = fma(x, high_of<mode>(words[n]), sums[r][n]);
         }
     } else {
 #if defined(__AVX512BF16__)
@@ -191,7 +205,7 @@ inline void add_values(Scores probs, int row, char *const *values, char *const *
         for (int n = 0; n < VECTORS; ++n)
             sums[r][n] = mul(load(out + r * sum_width + n * 16), all(factors[r]));
     // Probabilities of a tile, and of a line, in floats.
-    constexpr int of_tile = is_dot(mode) ? TILE / 2 : TILE, of_line = mode == Mode::widen ? 2 : 1;
+    constexpr int of_tile = is_dot(mode) ? TILE / 2 : TILE, of_line = in_pairs(mode) && !is_dot(mode) ? 2 : 1;
     const int lines = in_pairs(mode) ? TILE / 2 : TILE;
     const int64_t item = line_bytes(mode) / TILE;
     for (int first = 0; first < tiles; first += ABREAST) {
@@ -212,85 +226,6 @@ inline void add_values(Scores probs, int row, char *const *values, char *const *
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
         for (int n = 0; n < VECTORS; ++n) store(out + r * sum_width + n * 16, sums[r][n]);
-}
-
-// Calls with.template operator()<n>() for n = count, 1 .. LIMIT.
-template <int LIMIT, class With> inline void with_count(int count, const With &with) {
-    if constexpr (LIMIT > 1) {
-        if (count < LIMIT) return with_count<LIMIT - 1>(count, with);
-    }
-    with.template call<LIMIT>();
-}
-
-template <Mode mode> struct ScoreRows {
-    const char *query;
-    int key_size;
-    char *const *keys;
-    char *const *next;
-    int tiles;  // a multiple of KEY_TILES
-    float *out;
-    int width;
-    bool ask;
-
-    template <int ROWS> void call() const {
-        int t = 0;
-        for (; t + tiles_at_once(ROWS) <= tiles; t += tiles_at_once(ROWS)) at_once<ROWS, tiles_at_once(ROWS)>(t);
-        for (; t < tiles; t += KEY_TILES) at_once<ROWS, KEY_TILES>(t);
-    }
-
-    template <int ROWS, int TILES> void at_once(int t) const {
-        if (ask)
-            score_tiles<mode, ROWS, TILES, true>(query, key_size, keys + t, next + t, out + t * TILE, width);
-        else
-            score_tiles<mode, ROWS, TILES, false>(query, key_size, keys + t, next + t, out + t * TILE, width);
-    }
-};
-
-template <Mode mode, int ROWS> struct AddVectors {
-    Scores probs;
-    int row;
-    char *const *values, *const *next;
-    int tiles, value_size, column;
-    float *out;
-    int sum_width;
-    const float *factors;
-    bool ask;
-
-    template <int VECTORS> void call() const {
-        if (ask)
-            add_values<mode, ROWS, VECTORS, true>(probs, row, values, next, tiles, value_size, column, out, sum_width, factors);
-        else
-            add_values<mode, ROWS, VECTORS, false>(probs, row, values, next, tiles, value_size, column, out, sum_width, factors);
-    }
-};
-
-template <Mode mode> struct AddRows {
-    Scores probs;
-    int row;
-    char *const *values, *const *next;
-    int tiles, value_size;
-    float *out;
-    int sum_width;
-    const float *factors;
-    bool ask;
-
-    template <int ROWS> void call() const {
-        for (int column = 0; column < sum_width; column += 16 * VALUE_VECTORS)
-            with_count<VALUE_VECTORS>(
-                cut(VALUE_VECTORS, (sum_width - column) / 16),
-                AddVectors<mode, ROWS>{probs, row, values, next, tiles, value_size, column, out + column, sum_width,
-                                       factors, ask});
-    }
-};
-
-// Rows in turns of as equal a size as can be, none above MAX_ROWS.
-template <class Do> inline void in_turns(int rows, const Do &work) {
-    const int turns = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (int turn = 0, row = 0; turn < turns; ++turn) {
-        const int stop = rows * (turn + 1) / turns;
-        work(row, stop - row);
-        row = stop;
-    }
 }
 
 }  // namespace

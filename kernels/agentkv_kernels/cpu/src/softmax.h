@@ -2,6 +2,7 @@
 #pragma once
 
 #include "products.h"
+#include "whole_numbers.h"
 #include "work.h"
 
 namespace {
@@ -42,10 +43,11 @@ struct Running {
 
 // Turns a row of scores into probabilities of keys from .. to among `tiles` tiles, and 0 elsewhere; returns the factor
 // for what was summed before. A score is `slope` times what stands there, bent by the softcap where there is one, and
-// what is left in the row is times the scales of the values, where they have scales.
+// what is left in the row is times the scales of the values, where they have scales. In Mode::whole what one of its numbers
+// stands for is put into `whole_scale`.
 template <Mode mode>
 inline float soften(float *row, int tiles, int from, int to, float slope, float softcap, const float *value_scales,
-                    Running &running) {
+                    Running &running, float *whole_scale) {
     const int first_tile = from < to ? from / TILE : tiles, stop_tile = from < to ? (to + TILE - 1) / TILE : tiles;
     if (softcap != 0 || slope <= 0) {
         for (int t = first_tile; t < stop_tile; ++t) {
@@ -72,8 +74,13 @@ inline float soften(float *row, int tiles, int from, int to, float slope, float 
     const float shrink = exp2_of(running.top - top_new);
     running.top = top_new;
     F16 total = mul(load(running.total), all(shrink));
-    const auto put = [row, value_scales](int t, F16 p) {
+    F16 most = zero(), all_of_them = zero();
+    const auto put = [row, value_scales, &most, &all_of_them](int t, F16 p) {
         if constexpr (has_scales(mode)) p = mul(p, load(value_scales + t * TILE));
+        if constexpr (mode == Mode::whole) {
+            most = max(p, most);
+            all_of_them = add(all_of_them, p);
+        }
         if constexpr (is_dot(mode)) {
 #if defined(__AVX512BF16__)
             // Two bf16 tiles take the place of one of fp32, so no score is overwritten before it is read.
@@ -91,6 +98,7 @@ inline float soften(float *row, int tiles, int from, int to, float slope, float 
     }
     for (int t = stop_tile; t < tiles; ++t) put(t, zero());
     store(running.total, total);
+    if constexpr (mode == Mode::whole) put_probabilities(row, tiles, most, all_of_them, whole_scale);
     return shrink;
 }
 

@@ -258,7 +258,8 @@ int32_t akv_supported(void) {
                       __builtin_cpu_supports("avx512vl");
     if (wide) found |= 1 << AKV_AVX512;
 #if defined(AKV_WITH_AVX512_BF16)
-    if (wide && __builtin_cpu_supports("avx512bf16")) found |= 1 << AKV_AVX512_BF16;
+    if (wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
+        found |= 1 << AKV_AVX512_BF16;
 #endif
 #endif
     return found;

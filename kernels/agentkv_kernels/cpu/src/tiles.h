@@ -43,8 +43,12 @@ inline void gather_numbers(const akv_layer *layer, const char *const *tokens, ch
     }
     out += 2 * TILE * 2;
     for (int j = 0; j < TILE; ++j) {
-        spread(tokens[j] + 4, key_size, out + j);
-        memcpy(out + key_size * TILE + j * value_size, tokens[j] + 4 + key_size, static_cast<size_t>(value_size));
+        spread(reinterpret_cast<const uint16_t *>(tokens[j] + 4), key_size / 2, reinterpret_cast<uint16_t *>(out) + j);
+    }
+    out += key_size * TILE;
+    for (int j = 0; j < TILE; j += 2, out += 2 * value_size) {
+        const char *low = tokens[j] + 4 + key_size, *high = tokens[j + 1] + 4 + key_size;
+        for (int v = 0; v < value_size; ++v) out[2 * v] = low[v], out[2 * v + 1] = high[v];
     }
 }
 
@@ -80,13 +84,17 @@ inline void gather_tile(const Layout &layout, const Item &item, int head, int ba
 inline void put_down_as_bf16(const akv_layer *layer, const char *keys, char *out) {
     const int key_size = layer->key_size, value_size = layer->value_size;
     memcpy(out - KEYS_BEHIND_SCALES, keys - KEYS_BEHIND_SCALES, KEYS_BEHIND_SCALES);
-    for (int i = 0; i < key_size; i += 2) store_pairs(out + i * TILE * 2, load_int8(keys + i * TILE), load_int8(keys + (i + 1) * TILE));
+    const auto widen = [](const char *from, char *to) {
+        const W16 pairs = load_int8_pairs(from);
+        store_pairs(to, low_numbers(pairs), high_numbers(pairs));
+    };
+    for (int i = 0; i < key_size; i += 2) widen(keys + i * TILE, out + i * TILE * 2);
     const char *values = keys + key_size * TILE;
     out += key_size * TILE * 2;
     // What the last vector of a row puts behind it, the next row overwrites.
     for (int j = 0; j < TILE; j += 2, values += 2 * value_size, out += value_size * 4)
         for (int v = 0; v < value_size; v += 16)
-            store_pairs(out + v * 4, load_int8(values + v), load_int8(values + value_size + v));
+            widen(values + v * 2, out + v * 4);
 }
 #endif
 

@@ -100,6 +100,29 @@ inline F16 high_halves(W16 w) {
     const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
     return {_mm256_castsi256_ps(_mm256_and_si256(w.a, high)), _mm256_castsi256_ps(_mm256_and_si256(w.b, high))};
 }
+// Whole numbers: 16 pairs of 8 bits as pairs of 16, one half of each as floats, products of pairs added to sums of 32 bits,
+// and these as floats.
+inline W16 no_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline W16 load_int8_pairs(const void *p) {
+    const __m128i *bytes = static_cast<const __m128i *>(p);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(bytes)), _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1))};
+}
+inline __m256 eight_numbers(__m256i words) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(words, 16)); }
+inline F16 low_numbers(W16 w) {
+    return {eight_numbers(_mm256_slli_epi32(w.a, 16)), eight_numbers(_mm256_slli_epi32(w.b, 16))};
+}
+inline F16 high_numbers(W16 w) { return {eight_numbers(w.a), eight_numbers(w.b)}; }
+inline W16 add_products(W16 sums, W16 pairs, uint32_t pair) {
+    const __m256i both = _mm256_set1_epi32(static_cast<int>(pair));
+    return {_mm256_add_epi32(sums.a, _mm256_madd_epi16(pairs.a, both)),
+            _mm256_add_epi32(sums.b, _mm256_madd_epi16(pairs.b, both))};
+}
+inline F16 numbers_of(W16 sums) { return {_mm256_cvtepi32_ps(sums.a), _mm256_cvtepi32_ps(sums.b)}; }
+inline void store_int16(void *p, F16 x) {
+    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    _mm256_storeu_si256(static_cast<__m256i *>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+
 inline W16 mix(W16 x, W16 y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 inline uint64_t folded(W16 x) {
     alignas(32) uint64_t parts[4];

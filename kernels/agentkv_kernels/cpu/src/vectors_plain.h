@@ -126,6 +126,46 @@ inline F16 load_bf16(const void *p) {
         return as_floats(U4{four[0], four[1], four[2], four[3]} << 16);
     });
 }
+// Whole numbers: 16 pairs of 8 bits as pairs of 16, one half of each as floats, products of pairs added to sums of 32 bits,
+// and these as floats.
+inline W16 no_words() { return {}; }
+inline W16 load_int8_pairs(const void *p) {
+    int8_t numbers[32];
+    memcpy(numbers, p, sizeof numbers);
+    W16 w;
+    for (int i = 0; i < 16; ++i)
+        w.v[i / 4][i % 4] =
+            (static_cast<uint32_t>(numbers[2 * i]) & 0xffffu) | static_cast<uint32_t>(numbers[2 * i + 1]) << 16;
+    return w;
+}
+inline F16 low_numbers(W16 w) {
+    return each([&](int i) { return __builtin_convertvector(reinterpret_cast<I4>(w.v[i] << 16) >> 16, V4); });
+}
+inline F16 high_numbers(W16 w) {
+    return each([&](int i) { return __builtin_convertvector(reinterpret_cast<I4>(w.v[i]) >> 16, V4); });
+}
+inline W16 add_products(W16 sums, W16 pairs, uint32_t pair) {
+    const int32_t low = static_cast<int16_t>(pair & 0xffffu), high = static_cast<int16_t>(pair >> 16);
+    for (int i = 0; i < 4; ++i) {
+        const I4 lows = reinterpret_cast<I4>(pairs.v[i] << 16) >> 16, highs = reinterpret_cast<I4>(pairs.v[i]) >> 16;
+        const I4 products = lows * low + highs * high;
+        sums.v[i] += reinterpret_cast<U4>(products);
+    }
+    return sums;
+}
+inline F16 numbers_of(W16 sums) {
+    return each([&](int i) { return __builtin_convertvector(reinterpret_cast<I4>(sums.v[i]), V4); });
+}
+inline void store_int16(void *p, F16 a) {
+    int16_t numbers[16];
+    const F16 rounded = round_to_int(a);
+    for (int i = 0; i < 16; ++i) {
+        const float x = rounded.v[i / 4][i % 4];
+        numbers[i] = x >= -32768 && x <= 32767 ? static_cast<int16_t>(x) : 0;
+    }
+    memcpy(p, numbers, sizeof numbers);
+}
+
 inline W16 mix(W16 a, W16 b) {
     for (int i = 0; i < 4; ++i) a.v[i] ^= b.v[i];
     return a;
