@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -32,6 +33,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.extend(str(Path(__file__).resolve().parents[1] / part) for part in ("kernels", "radix", "."))
+# Read when torch is imported, and what a Runtime does: torch's threads would spin on beside those of the next row.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from command import as_program, at_least_one, watched
