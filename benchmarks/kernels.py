@@ -7,8 +7,8 @@ A round runs every layer once, layer after layer, so that no layer's keys and va
 that is compared takes turns in the same round, and figures are medians over rounds, per layer.
 
     decode   one token for each sequence. "read" only reads the same pages in the same order, on one thread, with no
-             arithmetic: the ceiling. "reference" gathers pages and multiplies with torch; "sdpa" is torch's
-             scaled_dot_product_attention on contiguous keys and values, without any pages.
+             arithmetic: a plain loop, page after page. "reference" gathers pages and multiplies with torch; "sdpa"
+             is torch's scaled_dot_product_attention on contiguous keys and values, without any pages.
     prefill  a chunk of a prompt over its context.
     shared   sequences over one prefix, read "together", once for all of them; "apart": the same kernel reads the same
              pages for each; "own pages": each sequence has pages of its own, as without a prefix cache. Apart finds the

@@ -134,6 +134,7 @@ def _device() -> tuple[dict[str, Any], dict[str, int]]:
     from agentkv.model_runner.backends import backend_of
     from agentkv.model_runner.naming import device_name
     from agentkv.model_runner.pool_size import default_pool_bytes
+    from agentkv.model_runner.threads import default_threads
     from agentkv.models.precision import choose_device, choose_dtype
 
     chosen = choose_device()
@@ -145,7 +146,7 @@ def _device() -> tuple[dict[str, Any], dict[str, int]]:
         "dtype": str(choose_dtype("auto", chosen)).removeprefix("torch."),
         "backend": backend,
         "why": why,
-        "threads": torch.get_num_threads(),
+        "threads": default_threads(),
         "cores": available_cores(),
     }
     return facts, {"available": available_memory(), "default_pool": default_pool_bytes(chosen)}

@@ -68,7 +68,7 @@ def _rows(found: Diagnosis) -> Iterator[tuple[str, str]]:
         device = found.device
         yield "device", f"{device['device']} ({device['name']}), computes in {device['dtype']} by default"
         yield "backend", f"{device['backend']} ({device['why']})"
-        yield "CPU", f"{device['instruction_set']}, {device['threads']} threads on {device['cores']:.3g} cores"
+        yield "CPU", f"{device['instruction_set']}, {device['threads']} threads on {device['cores']:g} cores"
         available, pool = (found.memory[key] / 2**30 for key in ("available", "default_pool"))
         yield (
             "memory",

@@ -63,6 +63,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             top = root / "sys/fs/cgroup" / controllers
+            if not top.is_dir():  # Some systems name the same controllers in another order.
+                top = root / "sys/fs/cgroup" / controller
             own = top / path.lstrip("/")
             # In a container the path may be the host's, and what bounds the container stands at the top.
             yield from (group for group in (own, *own.parents) if group.is_relative_to(top))

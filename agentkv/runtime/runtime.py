@@ -89,7 +89,7 @@ class Runtime(RuntimeHost):
         weights                 "int8" or "int4": on CPUs, in bf16, steps of few rows multiply weights of so many bits
         device, backend         "cpu", "cuda", …; kernels by name; by default the best that is there
         kv_dtype                "int8", "fp8" (newer GPUs): half of bf16's memory, no longer exact; None: as the model's
-        threads                 torch's threads, which are the whole process's; None leaves them as they are
+        threads                 torch's threads; None: as they are, but no more than a CPU quota has time for
         context_limit           tokens of prompt and answer together; by default the model's own
         page_size               tokens a page
         num_pages or memory     the pool, in pages (one of them the null page) or in bytes ("4GiB"); by default 90 %

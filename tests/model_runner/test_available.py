@@ -94,11 +94,12 @@ def test_cores_are_those_here_or_what_a_containers_quota_gives(
     assert available_cores(machine) == cores
 
 
+@pytest.mark.parametrize("folder", ["cpu,cpuacct", "cpu"])
 @pytest.mark.parametrize(("quota", "cores"), [(50_000, 0.5), (-1, HERE)])
-def test_cores_by_the_older_control_groups(machine: Path, quota: int, cores: float) -> None:
+def test_cores_by_the_older_control_groups(machine: Path, quota: int, cores: float, folder: str) -> None:
     write(machine / "proc/self/cgroup", "7:cpu,cpuacct:/box\n5:cpuset:/box\n")
-    write(machine / "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", f"{quota}\n")
-    write(machine / "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n")
+    write(machine / f"sys/fs/cgroup/{folder}/box/cpu.cfs_quota_us", f"{quota}\n")
+    write(machine / f"sys/fs/cgroup/{folder}/box/cpu.cfs_period_us", "100000\n")
     assert available_cores(machine) == cores
 
 
@@ -116,6 +117,7 @@ def test_a_quota_that_cannot_be_read_bounds_nothing(machine: Path, text: str) ->
         (None, 0.2, {}, 1),
         (None, 9.0, {}, 3),
         (None, 1.5, {"OMP_NUM_THREADS": "3"}, 3),
+        (None, 1.5, {"MKL_NUM_THREADS": "3"}, 3),
         (4, 1.5, {}, 4),
     ],
 )
@@ -123,7 +125,8 @@ def test_threads_are_bounded_by_the_quota_unless_someone_said_how_many(
     monkeypatch: pytest.MonkeyPatch, wanted: int | None, quota: float, environment: dict[str, str], then: int
 ) -> None:
     before = torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(threads, "available_cores", lambda: quota)

@@ -272,6 +272,10 @@ int main() {
         const Shape wide = {AKV_BF16, kv_dtype, 1, 4, 64, 64, 16, 0, 0, false};
         one_step(wide, {{1, 700}, {40, 600}}, 0, 3);
         one_step(wide, {{1, 700}, {40, 600}}, 36, 3);
+        // On three threads the heads of 16 such sequences are taken together, but for the long one.
+        const Shape many = {AKV_BF16, kv_dtype, 3, 3, 40, 24, 32, 0, 0, false};
+        one_step(many, {{1, 500}, {1, 1}, {1, 15}, {1, 16}, {1, 31}, {1, 33}, {1, 64}, {1, 95}, {1, 96}, {1, 127}, {1, 128}, {1, 129},
+                        {1, 130}, {1, 160}, {1, 99}, {1, 0}}, 0, 3);
     }
     printf("%d failed\n", failures);
     return failures != 0;

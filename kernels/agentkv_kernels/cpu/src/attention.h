@@ -25,8 +25,8 @@
 
 namespace {
 
-// Rows whose scores are kept at once, and bytes of the pages of a block; both stay in the second level of cache
-// meanwhile. Measured on Zen 4, where they are flat within a factor of two. In chunks of 12 rows, whose scores fit the
+// Rows whose scores are kept at once, and bytes of the pages of a block of many rows; both stay in the second level of
+// cache meanwhile. Measured on Zen 4, where they are flat within a factor of two. In chunks of 12 rows, whose scores fit the
 // first level, no prefill was faster, and sixteen sequences over one prefix took 5 % longer: now the keys of some tiles
 // are in the first level while all rows of a chunk meet them.
 constexpr int CHUNK_ROWS = 48, BLOCK_BYTES = 256 << 10;
@@ -34,7 +34,7 @@ constexpr int CHUNK_ROWS = 48, BLOCK_BYTES = 256 << 10;
 // An item with no more rows waits for memory rather than for sums.
 constexpr int FEW_ROWS = 2 * MAX_ROWS;
 
-// Whether whole numbers are put down as bf16 first. It pays where more rows read them than are computed at once.
+// Whether whole numbers are put down as bf16 first. It pays where rows of more than one chunk read them.
 inline bool puts_down(const Work &work, int rows) {
 #if defined(__AVX512BF16__)
     return work.layer->kv_dtype == AKV_INT8 && work.layer->dtype == AKV_BF16 && rows > CHUNK_ROWS;
@@ -62,7 +62,7 @@ struct Sizes {
         if (puts_down(work, rows)) token_bytes += static_cast<int64_t>(layer->key_size) + layer->value_size;
         const int most = static_cast<int>(BLOCK_BYTES / (token_bytes * TILE)) / 4 * 4;
         block_tiles = few_rows(work, num_rows) ? ABREAST : cut(raise(most, 8), 64);
-        score_width = block_tiles * TILE + 16;
+        score_width = block_tiles * TILE + TILE;  // scale_behind the tiles
         sum_width = (layer->value_size + 15) / 16 * 16;
         tile_bytes = static_cast<size_t>(token_bytes) * TILE + SLACK;
     }
@@ -192,7 +192,7 @@ template <Mode mode> class Attending {
         }
     }
 
-    // What is kept of the head from block to block: queries [rows][key_size], sums [rows][sum_width], what is running.
+    // What is kept of the head from block to block: queries [rows][key_size], in Mode::whole each row behind its scale, sums [rows][sum_width], what is running.
     char *query() const {
         const size_t of_one = sizes.query_bytes(work) + sizes.sum_bytes() + sizes.running_bytes();
         return of_heads + of_one * static_cast<size_t>(head - first_head);

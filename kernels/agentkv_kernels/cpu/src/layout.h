@@ -9,8 +9,9 @@
 //
 // Keys are transposed, so that 16 tokens fill a vector and a score needs no sum across its lanes. In bf16 two
 // neighbours in the direction of the sum share a 32-bit word, the first in its low half: a shift or a mask widens 16 of
-// them at once, and it is what bf16 dot products read. In int8 they share 16 bits, which products of pairs read widened. Other page sizes keep [token][key, then value], in int8 behind
-// the scales of both, and tiles are put together when they are read.
+// them at once, and it is what bf16 dot products read. In int8 they share 16 bits, which products of pairs read widened.
+// Other page sizes keep [token][key, then value], in int8 behind the scales of both, and tiles are put together when they
+// are read.
 //
 // Rows of values are read in vectors of 16, the last of which may reach beyond the row: a store has SLACK bytes behind
 // its last layer.

@@ -69,7 +69,8 @@ inline void store_rounded(uint16_t *p, F16 a) {
 #endif
 }
 
-// The scores of a block, or the probabilities that took their place: fp32, or in Mode::dot bf16 from the row's start.
+// The scores of a block, or the probabilities that took their place: fp32; where products are of bf16, that, from the row's
+// start; in Mode::whole numbers of 16 bits from there, and what one stands for in the place behind the last tile.
 struct Scores {
     float *rows;
     int width;  // floats from row to row

@@ -6,7 +6,7 @@
 
 namespace {
 
-// Calls with.template operator()<n>() for n = count, 1 .. LIMIT.
+// Calls with.call<n>() for n = count, 1 .. LIMIT.
 template <int LIMIT, class With> inline void with_count(int count, const With &with) {
     if constexpr (LIMIT > 1) {
         if (count < LIMIT) return with_count<LIMIT - 1>(count, with);

@@ -74,12 +74,12 @@ inline float soften(float *row, int tiles, int from, int to, float slope, float 
     const float shrink = exp2_of(running.top - top_new);
     running.top = top_new;
     F16 total = mul(load(running.total), all(shrink));
-    F16 most = zero(), all_of_them = zero();
-    const auto put = [row, value_scales, &most, &all_of_them](int t, F16 p) {
+    F16 most = zero(), none = zero();  // or NaN, where one is among the scales
+    const auto put = [row, value_scales, &most, &none](int t, F16 p) {
         if constexpr (has_scales(mode)) p = mul(p, load(value_scales + t * TILE));
         if constexpr (mode == Mode::whole) {
-            most = max(p, most);
-            all_of_them = add(all_of_them, p);
+            most = max(max(p, sub(zero(), p)), most);
+            none = fma(p, zero(), none);
         }
         if constexpr (is_dot(mode)) {
 #if defined(__AVX512BF16__)
@@ -98,7 +98,7 @@ inline float soften(float *row, int tiles, int from, int to, float slope, float 
     }
     for (int t = stop_tile; t < tiles; ++t) put(t, zero());
     store(running.total, total);
-    if constexpr (mode == Mode::whole) put_probabilities(row, tiles, most, all_of_them, whole_scale);
+    if constexpr (mode == Mode::whole) put_probabilities(row, tiles, most, none, whole_scale);
     return shrink;
 }
 

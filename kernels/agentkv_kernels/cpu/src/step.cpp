@@ -64,21 +64,25 @@ struct Plan {
         }
     }
 
-    // Items to units. Heads outermost: the items of one prompt then read the same keys and values one after the other. Items
-    // of few queries share nothing, and are for all heads, where there are enough of them.
+    // Items to units: for each head one, or all heads of an item together where its rows are few and its keys no more than
+    // what a thread takes at a time of all such. Those that are divided come first, for they are the longest. Of the rest
+    // heads are outermost: the items of one prompt then read the same keys and values one after the other.
     void divide(const Work &work) {
         units.clear();
         const int heads = work.layer->kv_heads;
         const auto few = [&](const Item &item) { return kernels_of(work.call->isa)->few_rows(work, item.num_rows); };
-        int num_few = 0;
-        for (const Item &item : items) num_few += few(item);
-        const bool enough = work.call->threads < 2 || num_few >= work.call->threads * ITEMS_PER_THREAD;
+        const auto keys = [](const Item &item) { return int64_t{item.key_end} - item.key_begin; };
+        int64_t keys_of_few = 0;
+        for (const Item &item : items) keys_of_few += few(item) ? keys(item) : 0;
+        const int64_t at_a_time = work.call->threads < 2 ? keys_of_few : keys_of_few / (work.call->threads * ITEMS_PER_THREAD);
+        const auto is_long = [&](const Item &item) { return few(item) && keys(item) > at_a_time; };
+        for (const Item &item : items)
+            for (int head = 0; is_long(item) && head < heads; ++head) units.push_back({&item, head, 1});
+        for (const Item &item : items)
+            if (few(item) && !is_long(item)) units.push_back({&item, 0, heads});
         for (int head = 0; head < heads; ++head)
             for (const Item &item : items)
-                if (!enough || !few(item))
-                    units.push_back({&item, head, 1});
-                else if (head == 0)
-                    units.push_back({&item, 0, heads});
+                if (!few(item)) units.push_back({&item, head, 1});
     }
 
   private:

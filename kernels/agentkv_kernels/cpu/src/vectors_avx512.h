@@ -7,7 +7,7 @@
 namespace {
 
 struct F16 { __m512 v; };
-struct W16 { __m512i v; };  // 16 words of two bf16 each
+struct W16 { __m512i v; };  // 16 words: pairs of bf16 or of 16-bit numbers, or sums of 32
 
 // Rows of queries, tiles of keys and vectors of values whose sums are kept in registers at once.
 constexpr int MAX_ROWS = 6, KEY_TILES = 4, VALUE_VECTORS = 4;
@@ -68,7 +68,7 @@ inline W16 load_int8_pairs(const void *p) {
 }
 inline F16 low_numbers(W16 w) { return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 16), 16))}; }
 inline F16 high_numbers(W16 w) { return {_mm512_cvtepi32_ps(_mm512_srai_epi32(w.v, 16))}; }
-inline W16 add_products(W16 sums, W16 pairs, uint32_t pair) {
+inline W16 add_pair_products(W16 sums, W16 pairs, uint32_t pair) {
     const __m512i both = _mm512_set1_epi32(static_cast<int>(pair));
 #if defined(__AVX512VNNI__)
     // GCC 12 copies every sum before and after its _mm512_dpwssd_epi32, which costs a quarter of a decode step.

@@ -3,8 +3,8 @@
 //     scores   queries rounded to 16 bits by the largest of a row, times keys of 8, sums of 32
 //     values   probabilities times the values' scales, rounded to 16 bits by the largest of a block, times values of 8
 //
-// A number of 16 bits is off by 2^-16 of the largest, which is less than bf16 gives any but the largest, and far less than
-// what 8 bits took. Sums of up to 512 elements, and of the 128 keys of a short block, stay below 2^31.
+// A number of 16 bits is off by 2^-16 of the largest: for all above a 128th of that by less than bf16 is, and far less than
+// what keys and values of 8 bits are off by. Sums of up to 512 elements, and of the 128 keys of a short block, stay below 2^31.
 #pragma once
 
 #include "layout.h"
@@ -21,14 +21,13 @@ inline float to_int16(float most) { return most > 1e-30f ? MOST_INT16 / most : 0
 // A row of queries: what one of its numbers stands for, then the numbers.
 constexpr int64_t whole_query_bytes(int key_size) { return 4 + 2 * static_cast<int64_t>(key_size); }
 inline void put_query(const float *query, int key_size, char *out) {
-    float most = 0, all_of_them = 0;
+    float most = 0, none = 0;  // or NaN, which makes every score none
     for (int d = 0; d < key_size; ++d) {
         const float size = query[d] < 0 ? -query[d] : query[d];
         most = size > most ? size : most;
-        all_of_them += query[d];
+        none += 0 * query[d];
     }
-    // What is not a number makes every score none.
-    const float scale = most / MOST_INT16 + 0 * all_of_them, factor = to_int16(most);
+    const float scale = most / MOST_INT16 + none, factor = to_int16(most);
     memcpy(out, &scale, 4);
     for (int d = 0; d < key_size; ++d) {
         const float x = query[d] * factor;
@@ -60,7 +59,7 @@ inline void score_numbers(const char *query, int key_size, char *const *keys, ch
         for (int t = 0; t < TILES; ++t) {
             const W16 numbers = load_int8_pairs(keys[t] + at);
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r) sums[r][t] = add_products(sums[r][t], numbers, pairs[r]);
+            for (int r = 0; r < ROWS; ++r) sums[r][t] = add_pair_products(sums[r][t], numbers, pairs[r]);
         }
     }
 #pragma GCC unroll 8
@@ -77,9 +76,9 @@ inline void score_numbers(const char *query, int key_size, char *const *keys, ch
 }
 
 // Numbers of a row of probabilities times scales, in place of these; what one stands for is put behind the row.
-inline void put_probabilities(float *row, int tiles, F16 tops, F16 all_of_them, float *scale) {
+inline void put_probabilities(float *row, int tiles, F16 tops, F16 none, float *scale) {
     const float most = top(tops);
-    *scale = most / MOST_INT16 + 0 * sum(all_of_them);
+    *scale = most / MOST_INT16 + sum(none);
     const F16 factor = all(to_int16(most));
     // A tile's numbers take half of its place, so none is overwritten before it is read.
     for (int t = 0; t < tiles; ++t)
@@ -109,7 +108,7 @@ inline void add_numbers(Scores probs, int row, char *const *values, char *const 
                 uint32_t pair;
                 memcpy(&pair, p + r * probs.width + t * (TILE / 2), 4);
 #pragma GCC unroll 8
-                for (int n = 0; n < VECTORS; ++n) sums[r][n] = add_products(sums[r][n], numbers[n], pair);
+                for (int n = 0; n < VECTORS; ++n) sums[r][n] = add_pair_products(sums[r][n], numbers[n], pair);
             }
         }
     }

@@ -43,7 +43,7 @@ struct Kernels {
     // Bytes of scratch that `attend` needs for so many queries and heads.
     size_t (*scratch_bytes)(const Work &work, int num_rows, int num_heads);
     void (*attend)(const Work &work, const Unit &unit, char *scratch);
-    // Reads what `attend` would read and adds it up: the ceiling that benchmarks compare with.
+    // Reads what `attend` would read, tile after tile, and adds it up; benchmarks compare with it.
     uint64_t (*read)(const Work &work, const Unit &unit);
     const LinearKernels *linear;
 };
