@@ -34,19 +34,23 @@ constexpr int CHUNK_ROWS = 48, BLOCK_BYTES = 256 << 10;
 // An item with no more rows waits for memory rather than for sums.
 constexpr int FEW_ROWS = 2 * MAX_ROWS;
 
+// Query heads that share a KV head, and rows of so many queries.
+inline int group_of(const Work &work) { return work.call->num_heads / work.layer->kv_heads; }
+inline int rows_of(const Work &work, int num_queries) { return num_queries * group_of(work); }
+
 // Whether whole numbers are put down as bf16 first. It pays where rows of more than one chunk read them.
-inline bool puts_down(const Work &work, int rows) {
+inline bool puts_down(const Work &work, int num_queries) {
 #if defined(__AVX512BF16__)
-    return work.layer->kv_dtype == AKV_INT8 && work.layer->dtype == AKV_BF16 && rows > CHUNK_ROWS;
+    const akv_layer *layer = work.layer;
+    return layer->kv_dtype == AKV_INT8 && layer->dtype == AKV_BF16 && rows_of(work, num_queries) > CHUNK_ROWS;
 #else
-    return static_cast<void>(work), static_cast<void>(rows), false;
+    return static_cast<void>(work), static_cast<void>(num_queries), false;
 #endif
 }
 
 // Whether memory and not arithmetic decides how long an item takes.
-inline bool few_rows(const Work &work, int num_rows) {
-    const akv_layer *layer = work.layer;
-    return num_rows * (work.call->num_heads / layer->kv_heads) <= FEW_ROWS && layer->page_size % TILE == 0;
+inline bool few_rows(const Work &work, int num_queries) {
+    return rows_of(work, num_queries) <= FEW_ROWS && work.layer->page_size % TILE == 0;
 }
 
 // How one item's memory is divided.
@@ -54,14 +58,13 @@ struct Sizes {
     int heads, rows, chunk_rows, block_tiles, score_width, sum_width;
     size_t tile_bytes;
 
-    Sizes(const Work &work, int num_rows, int num_heads) : heads(num_heads) {
+    Sizes(const Work &work, int num_queries, int num_heads) : heads(num_heads), rows(rows_of(work, num_queries)) {
         const akv_layer *layer = work.layer;
-        rows = num_rows * (work.call->num_heads / layer->kv_heads);
         chunk_rows = cut(rows, CHUNK_ROWS);
         int64_t token_bytes = Layout(layer).token_bytes;
-        if (puts_down(work, rows)) token_bytes += static_cast<int64_t>(layer->key_size) + layer->value_size;
+        if (puts_down(work, num_queries)) token_bytes += static_cast<int64_t>(layer->key_size) + layer->value_size;
         const int most = static_cast<int>(BLOCK_BYTES / (token_bytes * TILE)) / 4 * 4;
-        block_tiles = few_rows(work, num_rows) ? ABREAST : cut(raise(most, 8), 64);
+        block_tiles = few_rows(work, num_queries) ? ABREAST : cut(raise(most, 8), 64);
         score_width = block_tiles * TILE + TILE;  // scale_behind the tiles
         sum_width = (layer->value_size + 15) / 16 * 16;
         tile_bytes = static_cast<size_t>(token_bytes) * TILE + SLACK;
@@ -76,6 +79,7 @@ struct Sizes {
     size_t score_bytes() const { return rounded(sizeof(float) * chunk_rows * score_width); }
     size_t factor_bytes() const { return rounded(sizeof(float) * chunk_rows); }
     size_t scale_bytes() const { return sizeof(float) * block_tiles * TILE; }
+    // Of starts; of keys and values, each with its next; and those behind a multiple of KEY_TILES.
     size_t pointer_bytes() const { return rounded(sizeof(char *) * (3 * block_tiles + 3 * ABREAST + 4 * KEY_TILES)); }
     size_t gathered_bytes() const { return rounded(tile_bytes) * (block_tiles + 1); }
     size_t all(const Work &work) const {
@@ -84,7 +88,7 @@ struct Sizes {
     }
 };
 
-size_t scratch_bytes(const Work &work, int num_rows, int heads) { return Sizes(work, num_rows, heads).all(work); }
+size_t scratch_bytes(const Work &work, int num_queries, int heads) { return Sizes(work, num_queries, heads).all(work); }
 
 template <Mode mode> inline void pack_queries(const Work &work, const Item &item, int head, int group, void *out) {
     const akv_call *call = work.call;
@@ -103,7 +107,7 @@ template <Mode mode> inline void pack_queries(const Work &work, const Item &item
             else if constexpr (mode == Mode::whole) {
                 float wide[MOST_ELEMENTS];
                 for (int d = 0; d < key_size; ++d) wide[d] = float_of(static_cast<const uint16_t *>(call->query)[at + d]);
-                put_query(wide, key_size, static_cast<char *>(out) + (row / key_size) * whole_query_bytes(key_size));
+                put_query(wide, key_size, static_cast<char *>(out) + row / key_size * query_row_bytes<mode>(key_size));
             } else
                 for (int d = 0; d < key_size; ++d)
                     static_cast<float *>(out)[row + d] = float_of(static_cast<const uint16_t *>(call->query)[at + d]);
@@ -148,7 +152,7 @@ template <Mode mode> class Attending {
     Attending(const Work &work, const Unit &unit, char *scratch)
         : work(work), item(*unit.item), layer(work.layer), call(work.call), first_head(unit.first_head),
           stop_head(unit.first_head + unit.num_heads), layout(work.layer), sizes(work, item.num_rows, unit.num_heads),
-          group(sizes.rows / item.num_rows), few(few_rows(work, item.num_rows)) {
+          group(group_of(work)), few(few_rows(work, item.num_rows)) {
         scratch = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64);
         const auto take = [&scratch](size_t bytes) { return (scratch += bytes) - bytes; };
         scores = {reinterpret_cast<float *>(take(sizes.score_bytes())), sizes.score_width};
@@ -192,7 +196,8 @@ template <Mode mode> class Attending {
         }
     }
 
-    // What is kept of the head from block to block: queries [rows][key_size], in Mode::whole each row behind its scale, sums [rows][sum_width], what is running.
+    // What is kept of the head from block to block: queries [rows][key_size], in Mode::whole each row before its scale; sums
+    // [rows][sum_width]; what is running.
     char *query() const {
         const size_t of_one = sizes.query_bytes(work) + sizes.sum_bytes() + sizes.running_bytes();
         return of_heads + of_one * static_cast<size_t>(head - first_head);
@@ -315,14 +320,13 @@ template <Mode mode> class Attending {
     }
 
     void score(int low, int count) {
-        const int64_t query_row_bytes = mode == Mode::whole ? whole_query_bytes(layer->key_size)
-                                                            : static_cast<int64_t>(layer->key_size) * (is_dot(mode) ? 2 : 4);
+        const int64_t row_bytes = query_row_bytes<mode>(layer->key_size);
         const int most = few ? ABREAST : KEY_TILES;
         for (int t = 0; t < padded; t += most) {
             const int its_tiles = cut(most, padded - t);
             in_turns(count, [&](int row, int turn_rows) {
                 with_count<MAX_ROWS>(turn_rows,
-                                     ScoreRows<mode>{query() + (low + row) * query_row_bytes, layer->key_size, keys + t,
+                                     ScoreRows<mode>{query() + (low + row) * row_bytes, layer->key_size, keys + t,
                                                      next_keys + t, its_tiles, scores.row(row) + t * TILE, scores.width,
                                                      asks_in_turn(low + row)});
             });
@@ -372,7 +376,7 @@ template <Mode mode> class Attending {
 
 void attend(const Work &work, const Unit &unit, char *scratch) {
 #if defined(__AVX512BF16__)
-    if (puts_down(work, unit.item->num_rows * (work.call->num_heads / work.layer->kv_heads)))
+    if (puts_down(work, unit.item->num_rows))
         return Attending<Mode::int8_dot>(work, unit, scratch).run();
 #endif
     if (work.layer->kv_dtype == AKV_INT8 && work.layer->dtype == AKV_BF16 && few_rows(work, unit.item->num_rows))

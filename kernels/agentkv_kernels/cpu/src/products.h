@@ -14,6 +14,8 @@ enum class Mode {
     whole,     // all are whole numbers with scales (whole_numbers.h)
 };
 constexpr bool is_dot(Mode mode) { return mode == Mode::dot || mode == Mode::int8_dot; }
+// Whether queries and probabilities are in pairs, too, so that one product takes two elements.
+constexpr bool multiplies_pairs(Mode mode) { return is_dot(mode) || mode == Mode::whole; }
 constexpr bool has_scales(Mode mode) { return mode == Mode::int8 || mode == Mode::int8_dot || mode == Mode::whole; }
 
 // Asks for a line into the second level of cache, which takes more requests at once than the first. What does nothing
@@ -78,15 +80,34 @@ struct Scores {
     float *row(int r) const { return rows + static_cast<int64_t>(r) * width; }
 };
 
-// Scores of ROWS rows and TILES tiles. Queries are [row][key_size], fp32 or bf16. With ASK, tiles to come are asked for on
-// the way.
+// Where a row's scale is in Mode::whole.
+inline float *scale_behind(const Scores &probs, int row) { return probs.row(row) + probs.width - TILE; }
+
+// Bytes from row to row of queries; in Mode::whole what a row's numbers stand for is behind them.
+template <Mode mode> constexpr int64_t query_row_bytes(int key_size) {
+    return static_cast<int64_t>(key_size) * (multiplies_pairs(mode) ? 2 : 4) + (mode == Mode::whole ? 4 : 0);
+}
+
+// Sums as they are kept in registers: floats, or in Mode::whole whole numbers.
+template <Mode mode> struct Sum {
+    typedef F16 type;
+    static F16 nothing() { return zero(); }
+};
+template <> struct Sum<Mode::whole> {
+    typedef W16 type;
+    static W16 nothing() { return no_words(); }
+};
+
+// Scores of ROWS rows and TILES tiles. Queries are [row][key_size], fp32, bf16 or whole numbers. With ASK, tiles to come are
+// asked for on the way.
 template <Mode mode, int ROWS, int TILES, bool ASK>
-inline void score_tiles(const void *query, int key_size, char *const *keys, char *const *next, float *out, int width) {
-    F16 sums[ROWS][TILES];
+inline void score_tiles(const char *query, int key_size, char *const *keys, char *const *next, float *out, int width) {
+    typename Sum<mode>::type sums[ROWS][TILES];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-        for (int t = 0; t < TILES; ++t) sums[r][t] = zero();
+        for (int t = 0; t < TILES; ++t) sums[r][t] = Sum<mode>::nothing();
+    const int64_t row_bytes = query_row_bytes<mode>(key_size);
     const int lines = in_pairs(mode) ? key_size / 2 : key_size;
     for (int i = 0; i < lines; ++i) {
         if (ASK && i * line_bytes(mode) % ASKED_BYTES == 0) {
@@ -94,7 +115,7 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
             for (int t = 0; t < TILES; ++t) prefetch(next[t] + i * line_bytes(mode));
         }
         if constexpr (!in_pairs(mode)) {
-            const float *q = static_cast<const float *>(query) + i;
+            const float *q = reinterpret_cast<const float *>(query) + i;
             F16 key[TILES];
 #pragma GCC unroll 8
             for (int t = 0; t < TILES; ++t) key[t] = load(reinterpret_cast<const float *>(keys[t] + i * line_bytes(mode)));
@@ -104,8 +125,8 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
 #pragma GCC unroll 8
                 for (int t = 0; t < TILES; ++t) sums[r][t] = fma(x, key[t], sums[r][t]);
             }
-        } else if constexpr (!is_dot(mode)) {
-            const float *q = static_cast<const float *>(query) + 2 * i;
+        } else if constexpr (!multiplies_pairs(mode)) {
+            const float *q = reinterpret_cast<const float *>(query) + 2 * i;
             W16 words[TILES];
 #pragma GCC unroll 8
             for (int t = 0; t < TILES; ++t) words[t] = load_pairs<mode>(keys[t] + i * line_bytes(mode));
@@ -122,37 +143,42 @@ inline void score_tiles(const void *query, int key_size, char *const *keys, char
                 for (int t = 0; t < TILES; ++t) sums[r][t] = fma(x, high_of<mode>(words[t]), sums[r][t]);
             }
         } else {
-#if defined(__AVX512BF16__)
-            const uint32_t *q = static_cast<const uint32_t *>(query) + i;
-            W16 words[TILES];
+            uint32_t pairs[ROWS];
 #pragma GCC unroll 8
-            for (int t = 0; t < TILES; ++t) words[t] = load_words(keys[t] + i * 64);
+            for (int r = 0; r < ROWS; ++r) memcpy(&pairs[r], query + r * row_bytes + 4 * i, 4);
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r)
+            for (int t = 0; t < TILES; ++t) {
+                const W16 words = load_pairs<mode>(keys[t] + i * line_bytes(mode));
 #pragma GCC unroll 8
-                for (int t = 0; t < TILES; ++t) sums[r][t] = dot(sums[r][t], words[t], q[r * (key_size / 2)]);
-#endif
+                for (int r = 0; r < ROWS; ++r) sums[r][t] = dot(sums[r][t], words, pairs[r]);
+            }
         }
     }
-    if constexpr (has_scales(mode)) {
 #pragma GCC unroll 8
-        for (int t = 0; t < TILES; ++t) {
+    for (int t = 0; t < TILES; ++t) {
+        F16 scales;
+        if constexpr (has_scales(mode)) {
             if (ASK) prefetch(next[t] - KEYS_BEHIND_SCALES);
-            const F16 scales = load_bf16(keys[t] - KEYS_BEHIND_SCALES);
+            scales = load_bf16(keys[t] - KEYS_BEHIND_SCALES);
+        }
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r) sums[r][t] = mul(sums[r][t], scales);
+        for (int r = 0; r < ROWS; ++r) {
+            F16 scores = numbers_of(sums[r][t]);
+            if constexpr (has_scales(mode)) scores = mul(scores, scales);
+            if constexpr (mode == Mode::whole) {
+                float scale;
+                memcpy(&scale, query + (r + 1) * row_bytes - 4, 4);
+                scores = mul(scores, all(scale));
+            }
+            store(out + r * width + t * TILE, scores);
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-        for (int t = 0; t < TILES; ++t) store(out + r * width + t * TILE, sums[r][t]);
 }
 
 // Adds one line of VECTORS vectors of values to the sums of ROWS rows: of one key, or of two where they are in pairs.
 // `probs` are those of these keys, `width` floats from row to row.
 template <Mode mode, int ROWS, int VECTORS>
-ALWAYS_INLINE void add_line(const char *from, const float *probs, int width, F16 (&sums)[ROWS][VECTORS]) {
+ALWAYS_INLINE void add_line(const char *from, const float *probs, int width, typename Sum<mode>::type (&sums)[ROWS][VECTORS]) {
     if constexpr (!in_pairs(mode)) {
         F16 value[VECTORS];
 #pragma GCC unroll 8
@@ -168,7 +194,7 @@ ALWAYS_INLINE void add_line(const char *from, const float *probs, int width, F16
     W16 words[VECTORS];
 #pragma GCC unroll 8
     for (int n = 0; n < VECTORS; ++n) words[n] = load_pairs<mode>(from + n * line_bytes(mode));
-    if constexpr (!is_dot(mode)) {
+    if constexpr (!multiplies_pairs(mode)) {
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             const F16 x = all(probs[r * width]);
@@ -182,7 +208,6 @@ ALWAYS_INLINE void add_line(const char *from, const float *probs, int width, F16
             for (int n = 0; n < VECTORS; ++n) sums[r][n] = fma(x, high_of<mode>(words[n]), sums[r][n]);
         }
     } else {
-#if defined(__AVX512BF16__)
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             uint32_t pair;
@@ -190,23 +215,29 @@ ALWAYS_INLINE void add_line(const char *from, const float *probs, int width, F16
 #pragma GCC unroll 8
             for (int n = 0; n < VECTORS; ++n) sums[r][n] = dot(sums[r][n], words[n], pair);
         }
-#endif
     }
 }
 
 // Adds the values of some tiles, times their probabilities, to ROWS rows of sums [row][sum_width], VECTORS vectors from
-// `column` on. What is in the sums already is scaled first, by a factor for each row.
+// `column` on. What is in the sums already is scaled first, by a factor for each row. In Mode::whole no more than ABREAST
+// tiles, whose sums 32 bits hold.
 template <Mode mode, int ROWS, int VECTORS, bool ASK>
 inline void add_values(Scores probs, int row, char *const *values, char *const *next, int tiles, int value_size, int column,
                        float *out, int sum_width, const float *factors) {
-    F16 sums[ROWS][VECTORS];
+    const auto before = [=](int r, int n) { return mul(load(out + r * sum_width + n * 16), all(factors[r])); };
+    typename Sum<mode>::type sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-        for (int n = 0; n < VECTORS; ++n)
-            sums[r][n] = mul(load(out + r * sum_width + n * 16), all(factors[r]));
+        for (int n = 0; n < VECTORS; ++n) {
+            if constexpr (mode == Mode::whole)
+                sums[r][n] = Sum<mode>::nothing();
+            else
+                sums[r][n] = before(r, n);
+        }
     // Probabilities of a tile, and of a line, in floats.
-    constexpr int of_tile = is_dot(mode) ? TILE / 2 : TILE, of_line = in_pairs(mode) && !is_dot(mode) ? 2 : 1;
+    constexpr int of_tile = multiplies_pairs(mode) ? TILE / 2 : TILE;
+    constexpr int of_line = in_pairs(mode) && !multiplies_pairs(mode) ? 2 : 1;
     const int lines = in_pairs(mode) ? TILE / 2 : TILE;
     const int64_t item = line_bytes(mode) / TILE;
     for (int first = 0; first < tiles; first += ABREAST) {
@@ -226,7 +257,11 @@ inline void add_values(Scores probs, int row, char *const *values, char *const *
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-        for (int n = 0; n < VECTORS; ++n) store(out + r * sum_width + n * 16, sums[r][n]);
+        for (int n = 0; n < VECTORS; ++n) {
+            F16 now = numbers_of(sums[r][n]);
+            if constexpr (mode == Mode::whole) now = fma(now, all(*scale_behind(probs, row + r)), before(r, n));
+            store(out + r * sum_width + n * 16, now);
+        }
 }
 
 }  // namespace

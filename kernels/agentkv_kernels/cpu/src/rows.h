@@ -2,7 +2,6 @@
 #pragma once
 
 #include "products.h"
-#include "whole_numbers.h"
 
 namespace {
 
@@ -31,9 +30,7 @@ template <Mode mode> struct ScoreRows {
     }
 
     template <int ROWS, int TILES> void at_once(int t) const {
-        if constexpr (mode == Mode::whole)
-            score_numbers<ROWS, TILES>(query, key_size, keys + t, next + t, out + t * TILE, width, ask);
-        else if (ask)
+        if (ask)
             score_tiles<mode, ROWS, TILES, true>(query, key_size, keys + t, next + t, out + t * TILE, width);
         else
             score_tiles<mode, ROWS, TILES, false>(query, key_size, keys + t, next + t, out + t * TILE, width);
@@ -51,9 +48,7 @@ template <Mode mode, int ROWS> struct AddVectors {
     bool ask;
 
     template <int VECTORS> void call() const {
-        if constexpr (mode == Mode::whole)
-            add_numbers<ROWS, VECTORS>(probs, row, values, next, tiles, value_size, column, out, sum_width, factors, ask);
-        else if (ask)
+        if (ask)
             add_values<mode, ROWS, VECTORS, true>(probs, row, values, next, tiles, value_size, column, out, sum_width, factors);
         else
             add_values<mode, ROWS, VECTORS, false>(probs, row, values, next, tiles, value_size, column, out, sum_width, factors);

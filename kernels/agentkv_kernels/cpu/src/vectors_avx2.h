@@ -112,11 +112,12 @@ inline F16 low_numbers(W16 w) {
     return {eight_numbers(_mm256_slli_epi32(w.a, 16)), eight_numbers(_mm256_slli_epi32(w.b, 16))};
 }
 inline F16 high_numbers(W16 w) { return {eight_numbers(w.a), eight_numbers(w.b)}; }
-inline W16 add_pair_products(W16 sums, W16 pairs, uint32_t pair) {
+inline W16 dot(W16 sums, W16 pairs, uint32_t pair) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(pair));
     return {_mm256_add_epi32(sums.a, _mm256_madd_epi16(pairs.a, both)),
             _mm256_add_epi32(sums.b, _mm256_madd_epi16(pairs.b, both))};
 }
+inline F16 numbers_of(F16 sums) { return sums; }
 inline F16 numbers_of(W16 sums) { return {_mm256_cvtepi32_ps(sums.a), _mm256_cvtepi32_ps(sums.b)}; }
 inline void store_int16(void *p, F16 x) {
     const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));

@@ -68,7 +68,7 @@ inline W16 load_int8_pairs(const void *p) {
 }
 inline F16 low_numbers(W16 w) { return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 16), 16))}; }
 inline F16 high_numbers(W16 w) { return {_mm512_cvtepi32_ps(_mm512_srai_epi32(w.v, 16))}; }
-inline W16 add_pair_products(W16 sums, W16 pairs, uint32_t pair) {
+inline W16 dot(W16 sums, W16 pairs, uint32_t pair) {
     const __m512i both = _mm512_set1_epi32(static_cast<int>(pair));
 #if defined(__AVX512VNNI__)
     // GCC 12 copies every sum before and after its _mm512_dpwssd_epi32, which costs a quarter of a decode step.
@@ -78,6 +78,7 @@ inline W16 add_pair_products(W16 sums, W16 pairs, uint32_t pair) {
     return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(pairs.v, both))};
 #endif
 }
+inline F16 numbers_of(F16 sums) { return sums; }
 inline F16 numbers_of(W16 sums) { return {_mm512_cvtepi32_ps(sums.v)}; }
 inline void store_int16(void *p, F16 a) {
     _mm256_storeu_si256(static_cast<__m256i *>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)));

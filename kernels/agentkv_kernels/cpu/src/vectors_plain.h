@@ -144,7 +144,7 @@ inline F16 low_numbers(W16 w) {
 inline F16 high_numbers(W16 w) {
     return each([&](int i) { return __builtin_convertvector(reinterpret_cast<I4>(w.v[i]) >> 16, V4); });
 }
-inline W16 add_pair_products(W16 sums, W16 pairs, uint32_t pair) {
+inline W16 dot(W16 sums, W16 pairs, uint32_t pair) {
     const int32_t low = static_cast<int16_t>(pair & 0xffffu), high = static_cast<int16_t>(pair >> 16);
     for (int i = 0; i < 4; ++i) {
         const I4 lows = reinterpret_cast<I4>(pairs.v[i] << 16) >> 16, highs = reinterpret_cast<I4>(pairs.v[i]) >> 16;
@@ -153,6 +153,7 @@ inline W16 add_pair_products(W16 sums, W16 pairs, uint32_t pair) {
     }
     return sums;
 }
+inline F16 numbers_of(F16 sums) { return sums; }
 inline F16 numbers_of(W16 sums) {
     return each([&](int i) { return __builtin_convertvector(reinterpret_cast<I4>(sums.v[i]), V4); });
 }
