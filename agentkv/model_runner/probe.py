@@ -25,6 +25,7 @@ from .attention import AttentionSwitch
 from .decoder_shape import DecoderShape, UnlikeDecoder, read_shape
 from .layers import AttentionLayers, blocks_of, discover_layers, text_config
 from .own_forward import OwnForward
+from .paged_attention import PagedLayers
 from .products import Plain
 from .quirks import REFUSED_MODEL_TYPES
 from .rope import freeze_rope
@@ -143,6 +144,7 @@ def _serve_in_two_chunks(
         backend = get_backend("reference", "cpu")
         pages_each = -(-max(_LENGTHS) // _PAGE_SIZE)
         store = backend.make_store(layers.specs, 1 + pages_each * len(prompts), _PAGE_SIZE, "cpu")
+        paged = PagedLayers.over(layers, store, backend)
         logits: list[list[Tensor]] = [[] for _ in prompts]
         starts = [0] * len(prompts)
         for ends in (_FIRST_CHUNKS, _LENGTHS):
@@ -155,7 +157,7 @@ def _serve_in_two_chunks(
                 )
                 for index, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True))
             ]
-            rows: Any = forward_packed(model, sequences, store, backend, layers.index(), own=own)[0]
+            rows: Any = forward_packed(model, sequences, paged, own=own)[0]
             for index, part in enumerate(rows.split([end - start for start, end in zip(starts, ends, strict=True)])):
                 logits[index].append(part)
             starts = list(ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentkv.errors import InternalError, ModelError
+from agentkv.errors import InternalError
 from agentkv_kernels import AttentionMetadata, Backend, KernelError, KVStore, SharedRun, plan
 
-from .attention import AttentionCall, AttentionSwitch, handling
+from .attention import AttentionSwitch, handling
 from .decode_graphs import DecodeGraphs, are_replayable
 from .hooks import Hooks
 from .kv_read import KVRead, KVReads
 from .layers import AttentionLayers
-from .own_forward import Attend, LayersForward
+from .own_forward import LayersForward
+from .paged_attention import PagedAttention, PagedLayers
 from .rope import FrozenRope
 
 __all__ = ["ModelRunner", "PackedSequence", "forward_packed", "vocabulary_rows"]
@@ -39,58 +40,10 @@ class PackedSequence:
     logits: Literal["none", "last", "all"] = "last"
 
 
-class _PagedAttention:
-    """Stores each layer's new keys and values, then attends over the pages."""
-
-    def __init__(
-        self, store: KVStore, backend: Backend, metadata: AttentionMetadata, layer_of: Mapping[int, int]
-    ) -> None:
-        self._store, self._backend, self._metadata, self._layer_of = store, backend, metadata, layer_of
-        self.num_calls = 0
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        layer = self._layer_of[id(call.module)]
-        self.num_calls += 1
-        self._backend.store_kv(self._store, layer, call.key, call.value, self._metadata.slot_mapping)
-        return self._backend.attend(
-            self._store,
-            layer,
-            call.query,
-            self._metadata,
-            scale=call.scale,
-            window=call.window,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
-
-    def of_own_forward(self, scales: Sequence[float]) -> Attend:
-        """The same for a forward of ours, whose layers have these scales and their LayerSpec's windows."""
-        windows = [spec.window for spec in self._store.layers]
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            self._backend.store_kv(self._store, layer, key, value, self._metadata.slot_mapping)
-            return self._backend.attend(
-                self._store, layer, query, self._metadata, scale=scales[layer], window=windows[layer]
-            )
-
-        return attend
-
-    def check_all_called(self, model: PreTrainedModel) -> None:
-        """Raise ModelError unless every layer came by."""
-        if self.num_calls != len(self._layer_of):
-            raise ModelError(
-                f"{self.num_calls} of {len(self._layer_of)} layers of {type(model).__name__} read pages: another "
-                f"attention implementation was set on the model, or on its config, while it was served. Close the "
-                f"Runtime first."
-            )
-
-
 def forward_packed(
     model: PreTrainedModel,
     sequences: Sequence[PackedSequence],
-    store: KVStore,
-    backend: Backend,
-    layer_of: Mapping[int, int],
+    layers: PagedLayers,
     shared: Sequence[SharedRun] = (),
     own: LayersForward | None = None,
 ) -> tuple[Tensor, AttentionMetadata]:
@@ -109,6 +62,7 @@ def forward_packed(
             rows.extend(range(first, len(token_ids)))
         elif sequence.logits == "last":
             rows.append(len(token_ids) - 1)
+    store = layers.store
     device = store.device
     metadata = plan(
         [len(sequence.token_ids) for sequence in sequences],
@@ -118,7 +72,7 @@ def forward_packed(
         device=device,
         shared=shared,
     )
-    attention = _PagedAttention(store, backend, metadata, layer_of)
+    attention = PagedAttention(layers, metadata)
     with torch.inference_mode(), handling(attention):
         if own is not None:
             of_own = own(
@@ -181,7 +135,7 @@ class ModelRunner:
         self.layers = layers
         self._switch = switch
         self._rope = rope
-        self._layer_of = layers.index()
+        self._paged = PagedLayers.over(layers, store, backend)
         self._own = own
         self._hooks = Hooks(model)
         self._reads = KVReads(layers, store, backend)
@@ -218,15 +172,13 @@ class ModelRunner:
             if replayed is not None:
                 self.kv_read = self._reads.of(replayed.metadata)
                 return replayed.logits
-            logits, metadata = forward_packed(
-                self.model, sequences, self.store, self.backend, self._layer_of, shared, own
-            )
+            logits, metadata = forward_packed(self.model, sequences, self._paged, shared, own)
             self.kv_read = self._reads.of(metadata)
         return logits
 
     def forward_decodes(self, token_ids: Tensor, metadata: AttentionMetadata) -> Tensor:
         """One token of each sequence, all on the device: logits [num_seqs, vocab]. Launches, and waits for nothing."""
-        attention = _PagedAttention(self.store, self.backend, metadata, self._layer_of)
+        attention = PagedAttention(self._paged, metadata)
         with torch.inference_mode(), handling(attention):
             output = self.model(
                 input_ids=token_ids[None],
