@@ -131,6 +131,7 @@ def test_over_pages_of_int8_their_answers_are_those_of_cold_int8_and_near_the_ex
         assert driver.engine.cache.counters().evictions > 0
         assert driver.engine.counters.cached_tokens > 0
         rows = driver.runner.rows
+    off = []
     for prefix, row in rows:
         whole = next(answer for answer in answers if answer[: len(prefix)] == prefix)
         oracle.learn(whole)
@@ -139,6 +140,9 @@ def test_over_pages_of_int8_their_answers_are_those_of_cold_int8_and_near_the_ex
         # Sums in another order may carry an element over the edge between two whole numbers, once in some thousands:
         # one number of one token is then off by a step, of which 2 % of the largest logit leaves nothing to be seen.
         assert float((row - int8_logits(whole)[len(prefix) - 1]).abs().max()) <= 0.02 * largest
-        # Every number is off by half a step or less, in each of six layers; 0.083 is the most that was seen. Another
+        # Every number is off by half a step or less, in each of six layers; 0.063 is the most that was seen. Another
         # prefix gives other logits altogether.
-        assert 1e-4 * largest < float((row - exact).abs().max()) <= largest / 8
+        off.append(float((row - exact).abs().max()) / largest)
+        assert 1e-4 < off[-1] <= 1 / 8
+    # 0.030 here, and 0.040 over other prompts, whose worst rows are off by 0.1 to 0.25.
+    assert sum(off) / len(off) <= 0.05

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentkv.errors import ModelError
-from agentkv_kernels import AttentionMetadata, Backend, KVStore
+from agentkv_kernels import AttentionMetadata, Backend, CpuBackend, Hadamard, KVStore, LayerSpec, Rotation
 
 from .attention import AttentionCall
 from .layers import AttentionLayers
@@ -29,11 +30,26 @@ class PagedLayers:
     backend: Backend
     layer_of: Mapping[int, int]
     """From id(module) to its layer."""
+    rotations: Sequence[Rotation | None]
+    """What each layer's queries and keys are rotated by before the pages see them; None: they are as they were."""
 
     @classmethod
     def over(cls, layers: AttentionLayers, store: KVStore, backend: Backend) -> PagedLayers:
         """The layers over a store that the backend made for them."""
-        return cls(store, backend, layers.index())
+        known: dict[LayerSpec, Rotation | None] = {}
+        for spec in store.layers:
+            if spec not in known:
+                known[spec] = _rotation(spec, backend, store.device)
+        return cls(store, backend, layers.index(), [known[spec] for spec in store.layers])
+
+
+def _rotation(spec: LayerSpec, backend: Backend, device: torch.device) -> Rotation | None:
+    """For keys of int8, which one large element makes coarse; numbers of fp8 are as fine in any company."""
+    if spec.kv_dtype != torch.int8:
+        return None
+    if isinstance(backend, CpuBackend):
+        return backend.make_hadamard(spec.key_size, spec.dtype)
+    return Hadamard(spec.key_size, spec.dtype, device)
 
 
 class PagedAttention:
@@ -87,7 +103,9 @@ class PagedAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        store, backend = self._layers.store, self._layers.backend
+        store, backend, rotation = self._layers.store, self._layers.backend, self._layers.rotations[layer]
+        if rotation is not None:
+            query, key = rotation(query, key)
         backend.store_kv(store, layer, key, value, self._metadata.slot_mapping)
         return backend.attend(
             store, layer, query, self._metadata, scale=scale, window=window, softcap=softcap, sinks=sinks

@@ -24,6 +24,7 @@ from .errors import (
     StoreTooLarge,
     UnknownBackend,
 )
+from .hadamard import Hadamard, Rotation
 from .metadata import AttentionMetadata, plan
 from .reference import ReferenceBackend
 from .shared_runs import SharedRun
@@ -37,6 +38,7 @@ __all__ = [
     "BackendUnavailable",
     "CpuBackend",
     "DtypeMismatch",
+    "Hadamard",
     "KVDtypeUnsupported",
     "KVStore",
     "KernelError",
@@ -47,6 +49,7 @@ __all__ = [
     "PagesData",
     "PlanMismatch",
     "ReferenceBackend",
+    "Rotation",
     "ShapeMismatch",
     "SharedRun",
     "StoreTooLarge",

@@ -20,6 +20,7 @@ from ..errors import BackendUnavailable
 from ..metadata import AttentionMetadata
 from ..store import KVStore, LayerSpec
 from . import interface
+from .hadamard import CompiledHadamard
 from .interface import INSTRUCTION_SETS
 from .library import load
 from .linear import CodesPlan, HeadsPlan, LinearPlan, Linears, Turn
@@ -100,6 +101,10 @@ class CpuBackend:
     def make_turn(self, plan: HeadsPlan) -> Turn:
         """RoPE by these kernels."""
         return Turn(self._library, self._isa, plan)
+
+    def make_hadamard(self, size: int, dtype: torch.dtype) -> CompiledHadamard:
+        """The rotation of queries and keys by these kernels, for a size and dtype that `make_store` takes."""
+        return CompiledHadamard(self._library, self._isa, size, dtype)
 
     def store_kv(
         self, store: KVStore, layer: int, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor

@@ -16,6 +16,8 @@ __all__ = [
     "MOST_ELEMENTS",
     "SLACK",
     "Call",
+    "Hadamard",
+    "Heads",
     "Layer",
     "Linear",
     "Norm",
@@ -27,7 +29,7 @@ __all__ = [
     "declare",
 ]
 
-INTERFACE = 3
+INTERFACE = 4
 INSTRUCTION_SETS = ("plain", "avx2", "avx512", "avx512_bf16")
 """From the least to the most; the place of a name is its code."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -138,6 +140,27 @@ class Turn(Structure):
     )
 
 
+class Heads(Structure):
+    _fields_ = (
+        ("start", c_void_p),
+        ("token_stride", c_int64),
+        ("head_stride", c_int64),
+        ("num_heads", c_int32),
+        ("factor", c_float),
+    )
+
+
+class Hadamard(Structure):
+    _fields_ = (
+        ("queries", Heads),
+        ("keys", Heads),
+        ("size", c_int32),
+        ("dtype", c_int32),
+        ("isa", c_int32),
+        ("threads", c_int32),
+    )
+
+
 _STEP = (POINTER(Layer), POINTER(Step), POINTER(Call))
 _FUNCTIONS = {
     "akv_interface": (c_int32, ()),
@@ -159,6 +182,7 @@ _FUNCTIONS = {
     "akv_pack_codes": (None, (POINTER(Linear), c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
     "akv_multiply": (c_int32, (POINTER(Linear), POINTER(Norm), POINTER(Product))),
     "akv_turn_heads": (None, (POINTER(Turn), c_void_p, c_int64, c_int64)),
+    "akv_hadamard_heads": (None, (POINTER(Hadamard), c_int64, c_void_p)),
     "akv_fill": (c_int32, (POINTER(Layer), c_void_p, c_int64, c_float)),
 }
 

@@ -1,4 +1,4 @@
-// Weights in panels, products, norms and RoPE, on memory that ends where theirs does. Included by driver.cpp.
+// Weights in panels, products, norms, RoPE and rotations, on memory that ends where theirs does. Included by driver.cpp.
 #pragma once
 
 extern "C" {
@@ -6,6 +6,7 @@ int64_t akv_panel_bytes(const akv_linear *, int32_t);
 void akv_pack(const akv_linear *, int32_t, const akv_part *, int32_t, void *, int32_t);
 int32_t akv_multiply(const akv_linear *, const akv_norm *, const akv_product *);
 void akv_turn_heads(const akv_turn *, void *, int64_t, int64_t);
+void akv_hadamard_heads(const akv_hadamard *, int64_t, void *);
 }
 
 namespace {
@@ -128,6 +129,33 @@ void one_turn(int dtype, int size, int tokens, int apart, bool norm, int threads
     }
 }
 
+// Scores of both rotated are those of the originals, and memory of exactly their size is enough.
+void one_rotation(int dtype, int size, int tokens, int apart, int threads) {
+    const int heads[] = {3, 2}, block = size & -size;
+    Elements rows[] = {rows_of(dtype, tokens, heads[0] * size, apart), rows_of(dtype, tokens, heads[1] * size, apart)};
+    for (int isa = 0; isa < AKV_NUM_ISA; ++isa) {
+        if (!(akv_supported() >> isa & 1)) continue;
+        Elements out = rows_of(dtype, tokens, 5 * size, 0);
+        akv_hadamard how = {{}, size, dtype, isa, threads};
+        for (int k = 0; k < 2; ++k)
+            how.heads[k] = {rows[k].data(), heads[k] * size + apart, size, heads[k], k ? 1.f : 1.f / static_cast<float>(block)};
+        akv_hadamard_heads(&how, tokens, out.data());
+        double worst = 0;
+        for (int t = 0; t < tokens; ++t)
+            for (int h = 0; h < heads[0]; ++h) {
+                double wanted = 0, found = 0;
+                for (int i = 0; i < size; ++i) {
+                    wanted += rows[0].get(static_cast<size_t>(t) * (heads[0] * size + apart) + h * size + i) *
+                              rows[1].get(static_cast<size_t>(t) * (heads[1] * size + apart) + size + i);
+                    found += out.get((static_cast<size_t>(t) * 5 + h) * size + i) * out.get((static_cast<size_t>(t) * 5 + 4) * size + i);
+                }
+                const double off = std::fabs(found - wanted) / size;
+                if (!(off <= worst)) worst = off;
+            }
+        expect(worst <= (dtype == AKV_FP32 ? 1e-5 : 0.1), "scores of rotated heads are what they were");
+    }
+}
+
 void all_products() {
     const int sizes[][2] = {{1, 1}, {2, 31}, {7, 32}, {16, 33}, {33, 16}, {48, 70}, {65, 15}, {4, 100}};
     const int row_counts[] = {1, 2, 5, 13, 26};
@@ -146,6 +174,9 @@ void all_products() {
     for (const int size : {2, 16, 22, 40})
         for (const int dtype : {AKV_FP32, AKV_BF16})
             one_turn(dtype, size, 1 + size / 2, size % 3, size != 22, 1 + size % 3);
+    for (const int size : {2, 12, 16, 40, 96, 512})
+        for (const int dtype : {AKV_FP32, AKV_BF16})
+            one_rotation(dtype, size, 1 + size % 31, size % 3, 1 + size % 3);
 }
 
 }  // namespace

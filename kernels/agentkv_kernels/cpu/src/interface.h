@@ -111,4 +111,22 @@ struct akv_turn {
     int32_t isa;
     int32_t threads;
 };
+
+// Heads of tokens, contiguous each, and what they are multiplied by. Strides are in elements.
+struct akv_heads {
+    const void *start;
+    int64_t token_stride;
+    int64_t head_stride;
+    int32_t num_heads;
+    float factor;
+};
+
+// Signs and a Hadamard matrix over queries and keys.
+struct akv_hadamard {
+    akv_heads heads[2];
+    int32_t size;
+    int32_t dtype;
+    int32_t isa;
+    int32_t threads;
+};
 }

@@ -230,4 +230,22 @@ void akv_turn_heads(const akv_turn *how, void *tokens, int64_t token_stride, int
                           how->sin + t * how->size);
     });
 }
+
+// Queries, and behind them the keys, of every token: to [num_tokens][num_heads of both][size].
+void akv_hadamard_heads(const akv_hadamard *how, int64_t num_tokens, void *to) {
+    const LinearKernels *kernels = kernels_of(how->isa)->linear;
+    const Numbers numbers = static_cast<Numbers>(how->dtype);
+    const int64_t item = numbers == Numbers::fp32 ? 4 : 2;
+    const int64_t blocks = (num_tokens + ROWS_PREPARED - 1) / ROWS_PREPARED;
+    for_each(how->threads, blocks, [&](int64_t block) {
+        const int64_t first = block * ROWS_PREPARED;
+        char *out = static_cast<char *>(to) + first * (how->heads[0].num_heads + how->heads[1].num_heads) * how->size * item;
+        for (int64_t t = first; t < num_tokens && t < first + ROWS_PREPARED; ++t)
+            for (const akv_heads &heads : how->heads) {
+                const char *from = static_cast<const char *>(heads.start) + t * heads.token_stride * item;
+                for (int32_t h = 0; h < heads.num_heads; ++h, from += heads.head_stride * item, out += how->size * item)
+                    kernels->hadamard(from, numbers, how->size, heads.factor, out);
+            }
+    });
+}
 }

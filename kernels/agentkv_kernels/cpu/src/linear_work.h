@@ -32,4 +32,5 @@ struct LinearKernels {
     void (*prepare_low)(const void *row, int size, int bits, const akv_norm *norm, float *wide, void *to);
     void (*multiply_low)(const Panel &panel, const char *rows, char *out, int64_t count);
     void (*turn)(const akv_turn &how, Numbers numbers, char *token, const float *cos, const float *sin);
+    void (*hadamard)(const void *head, Numbers numbers, int size, float factor, void *to);
 };

@@ -247,7 +247,7 @@ int32_t attend(const akv_layer *layer, const akv_step *step, const akv_call *cal
 extern "C" {
 
 // Raised with every change of what crosses the border.
-int32_t akv_interface(void) { return 3; }
+int32_t akv_interface(void) { return 4; }
 
 // A bit for each instruction set that this library was made for and this processor has.
 int32_t akv_supported(void) {

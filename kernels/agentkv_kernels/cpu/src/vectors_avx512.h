@@ -24,6 +24,12 @@ inline F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+// Lanes that are 1, 2, 4 or 8 apart, in each other's place.
+template <int APART> inline F16 swapped(F16 a) {
+    if constexpr (APART == 1) return {_mm512_permute_ps(a.v, 0xb1)};
+    if constexpr (APART == 2) return {_mm512_permute_ps(a.v, 0x4e)};
+    return {_mm512_shuffle_f32x4(a.v, a.v, APART == 4 ? 0xb1 : 0x4e)};
+}
 inline float top(F16 a) { return _mm512_reduce_max_ps(a.v); }
 inline float sum(F16 a) { return _mm512_reduce_add_ps(a.v); }
 inline float first(F16 a) { return _mm512_cvtss_f32(a.v); }

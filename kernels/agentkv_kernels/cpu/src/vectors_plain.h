@@ -48,6 +48,13 @@ inline F16 fma(F16 a, F16 b, F16 c) {
 inline F16 max(F16 a, F16 b) {
     return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
+// Lanes that are 1, 2, 4 or 8 apart, in each other's place.
+template <int APART> inline F16 swapped(F16 a) {
+    return each([&](int i) {
+        const V4 from = a.v[i ^ APART / 4];
+        return V4{from[0 ^ APART % 4], from[1 ^ APART % 4], from[2 ^ APART % 4], from[3 ^ APART % 4]};
+    });
+}
 inline float first(F16 a) { return a.v[0][0]; }
 inline float top(F16 a) {
     float found = a.v[0][0];
