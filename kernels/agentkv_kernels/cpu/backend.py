@@ -67,7 +67,10 @@ class CpuBackend:
     shares_runs = True
 
     def __init__(self, instruction_set: str | None = None) -> None:
-        """Raises BackendUnavailable where there is no library, or no such instruction set here."""
+        """Raises BackendUnavailable where there is no library, or no such instruction set or no OpenMP here.
+
+        AGENTKV_OPENMP=1 gives the loops of all such backends to the OpenMP that torch loaded.
+        """
         self._library = load()
         named = os.environ.get("AGENTKV_INSTRUCTION_SET")
         asked = instruction_set or named or self._library.instruction_sets[-1]
@@ -82,11 +85,17 @@ class CpuBackend:
         self.instruction_set = asked
         self._isa = INSTRUCTION_SETS.index(asked)
         self._calls = self._library.calls
+        self._by_openmp = os.environ.get("AGENTKV_OPENMP", "0") not in ("", "0")
+        if self._calls.akv_use_openmp(self._by_openmp):
+            raise BackendUnavailable(
+                "AGENTKV_OPENMP is set, and torch has loaded no OpenMP whose threads could be used"
+            )
 
     @property
     def description(self) -> str:
         """Instruction set and why it is that, and where the library lies, in words."""
-        return f"compiled for {self.instruction_set}, {self._why}; {self._library.path}"
+        loops = "; loops by OpenMP, as AGENTKV_OPENMP asks" if self._by_openmp else ""
+        return f"compiled for {self.instruction_set}, {self._why}{loops}; {self._library.path}"
 
     def make_store(
         self, layers: Sequence[LayerSpec], num_pages: int, page_size: int, device: str | torch.device = "cpu"

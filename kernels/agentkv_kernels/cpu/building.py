@@ -86,7 +86,7 @@ def build(target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
         objects = compile_objects(command, Path(folder))
         linked = Path(folder, target.name)
-        error = _run([*command, "-shared", "-pthread", *objects, "-o", str(linked)])
+        error = _run([*command, "-shared", "-pthread", *objects, "-ldl", "-o", str(linked)])
         if error is not None:
             raise BuildFailed(error)
         os.replace(linked, target)

@@ -165,6 +165,7 @@ _STEP = (POINTER(Layer), POINTER(Step), POINTER(Call))
 _FUNCTIONS = {
     "akv_interface": (c_int32, ()),
     "akv_supported": (c_int32, ()),
+    "akv_use_openmp": (c_int32, (c_int32,)),
     "akv_attend": (c_int32, _STEP),
     "akv_keys_read": (c_int64, _STEP),
     "akv_read": (c_uint64, _STEP),

@@ -10,7 +10,7 @@ enum akv_dtype : int32_t { AKV_FP32 = 0, AKV_BF16 = 1, AKV_INT8 = 2 };
 // Codes of the instruction sets, from the least to the most. A bit of akv_supported() for each.
 enum akv_isa : int32_t { AKV_PLAIN = 0, AKV_AVX2 = 1, AKV_AVX512 = 2, AKV_AVX512_BF16 = 3, AKV_NUM_ISA = 4 };
 
-enum akv_result : int32_t { AKV_OK = 0, AKV_NO_MEMORY = -1, AKV_BAD_SLOT = -2 };
+enum akv_result : int32_t { AKV_OK = 0, AKV_NO_MEMORY = -1, AKV_BAD_SLOT = -2, AKV_NO_OPENMP = -3 };
 
 // One layer's pages; how they lie is told in layout.h. Made once a store.
 struct akv_layer {

@@ -11,9 +11,12 @@
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #endif
+
+#include "interface.h"
 
 namespace {
 
@@ -41,6 +44,15 @@ void leave_signals_to_others() {
     sigfillset(&signals);
     for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, fault);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+#endif
+}
+
+// What debuggers, profilers and `top -H` show.
+void name(std::thread &thread) {
+#if defined(__linux__)
+    pthread_setname_np(thread.native_handle(), "agentkv");
+#else
+    static_cast<void>(thread);
 #endif
 }
 
@@ -129,6 +141,7 @@ class Team {
                 auto worker = std::make_unique<Worker>();
                 const int number = static_cast<int>(workers_.size());
                 worker->thread = std::thread([this, number, mine = worker.get()] { serve(number, *mine); });
+                name(worker->thread);
                 workers_.push_back(std::move(worker));
             }
         } catch (const std::system_error &) {
@@ -176,13 +189,44 @@ thread_local Mine mine;
 const int watches_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
 #endif
 
+// What compilers make of "#pragma omp parallel": GCC's runtime has it, and LLVM's and Intel's have it too. That of torch is in
+// the process; one that this library was linked with would be a second, with threads of its own.
+using Parallel = void (*)(void (*of)(void *), void *with, unsigned threads, unsigned flags);
+std::atomic<Parallel> openmp{nullptr};
+
+struct Loop {
+    std::atomic<int64_t> next;
+    int64_t count;
+    void (*of)(void *, int64_t);
+    void *with;
+
+    static void work(void *loop) {
+        Loop &mine = *static_cast<Loop *>(loop);
+        for (int64_t item; (item = mine.next.fetch_add(1, std::memory_order_relaxed)) < mine.count;) mine.of(mine.with, item);
+    }
+};
+
 }  // namespace
 
 void team_run(int threads, int64_t count, void (*of)(void *with, int64_t item), void *with) {
+    if (const Parallel parallel = openmp.load(std::memory_order_relaxed)) {
+        Loop loop{{0}, count, of, with};
+        return parallel(Loop::work, &loop, static_cast<unsigned>(threads < count ? threads : count), 0);
+    }
     mine.forget_if_forked();
     if (!mine.team) mine.team.reset(new (std::nothrow) Team);
     if (mine.team)
         mine.team->run(threads, count, of, with);
     else
         for (int64_t item = 0; item < count; ++item) of(with, item);
+}
+
+// Has the process's OpenMP run all loops from now on, or teams again. AKV_NO_OPENMP: there is none, and teams run them.
+extern "C" int32_t akv_use_openmp(int32_t use) {
+    Parallel found = nullptr;
+#if defined(__unix__) || defined(__APPLE__)
+    if (use) found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+#endif
+    openmp.store(found);
+    return use && !found ? AKV_NO_OPENMP : AKV_OK;
 }

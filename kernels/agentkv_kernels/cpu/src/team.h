@@ -2,7 +2,7 @@
 //
 // OpenMP's wait in a way that suits one caller in a process: as soon as a second thread has called it too, as whoever
 // loads a model does, its threads go to sleep between any two loops, and waking them costs more than a product with few
-// rows.
+// rows. Loops can be given to it all the same, to compare, or where its threads are bound to processors (akv_use_openmp).
 #pragma once
 
 #include <cstdint>
