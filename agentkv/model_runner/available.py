@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_cores", "available_memory"]
+import torch
+
+__all__ = ["available_cores", "available_memory", "tells_of_short_memory"]
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -16,6 +18,13 @@ def available_memory(root: Path = Path("/")) -> int:
     """
     limits = [_left_to_process(root), *(_left_in_group(group) for group in _groups(root, "memory"))]
     return min([_left_on_machine(root), *(left for left in limits if left is not None)])
+
+
+def tells_of_short_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had; torch has a class for that on devices, and words on CPUs."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def available_cores(root: Path = Path("/")) -> float:

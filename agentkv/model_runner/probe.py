@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentkv.errors import ModelUnsupported
+from agentkv.errors import CapacityError, ModelUnsupported
 from agentkv.models.source import HAS_ENCODER
 from agentkv_kernels import get_backend
 
 from .attention import AttentionSwitch
+from .available import tells_of_short_memory
 from .decoder_shape import DecoderShape, UnlikeDecoder, read_shape
 from .layers import AttentionLayers, blocks_of, discover_layers, text_config
 from .own_forward import OwnForward
@@ -77,12 +78,28 @@ def probe(
 
     Returns what speaks against running the layers of `shape` by a forward of ours, "" where its logits are equal, too;
     None without a shape. Costs an fp32 copy of a few layers and of 512 rows of the vocabulary, and six forwards of at
-    most 48 tokens.
+    most 48 tokens. CapacityError: there is no memory for them, and nothing is known.
     """
+    try:
+        return _probe(model, layers, context_limit, shape)
+    except Exception as error:
+        if not tells_of_short_memory(error):
+            raise
+        raise CapacityError(
+            f"memory for a small copy of {type(model).__name__}, with which its answers over pages are checked once, "
+            f"cannot be had ({error}); the same will work with more of it"
+        ) from error
+
+
+def _probe(
+    model: PreTrainedModel, layers: AttentionLayers, context_limit: int, shape: DecoderShape | None
+) -> str | None:
     name = type(model).__name__
     try:
         small = _small_copy(model, layers)
     except Exception as error:
+        if tells_of_short_memory(error):
+            raise
         raise ModelUnsupported(name, f"cannot be built small, to compare with ({error})") from error
     generator = torch.Generator().manual_seed(0)
     rows = vocabulary_rows(small)
@@ -121,6 +138,8 @@ def _against_own_forward(
     except UnlikeDecoder as error:
         return str(error)
     except Exception as error:  # A guess that does not even fit the model's tensors.
+        if tells_of_short_memory(error):
+            raise
         return f"its parts do not fit together as they were read: {error}"
     found = _difference(expected, served)
     return "" if found is None else f"its own forward gives other logits, {found}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from agentkv.errors import ConfigError
-from agentkv.model_runner import PackedSequence, exactness_bound, open_runner
+from agentkv.errors import CapacityError, ConfigError
+from agentkv.model_runner import ModelRunner, PackedSequence, exactness_bound, open_runner, probe
 from agentkv.model_runner.attention import AttentionSwitch
 from agentkv.model_runner.layers import discover_layers
 from support.tiny_models import tiny_model
@@ -30,6 +31,34 @@ def test_a_pool_that_no_machine_has_room_for_is_a_wrong_option_and_leaves_the_mo
             num_pages=2**45,
         )
     assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("where", ["_small_copy", "OwnForward"])
+def test_a_check_of_the_model_that_finds_no_memory_says_so_and_nothing_about_the_model(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def take_too_much(*given: object) -> None:
+        torch.empty(2**55, dtype=torch.uint8)
+
+    def opened() -> ModelRunner:
+        return open_runner(
+            tiny_model("llama"),
+            name="llama",
+            fingerprint=b"",
+            verdicts=tmp_path,
+            context_limit=64,
+            page_size=16,
+            num_pages=4,
+        )
+
+    monkeypatch.setattr(sys.modules[probe.__module__], where, take_too_much)
+    with pytest.raises(CapacityError, match=r"memory for a small copy of LlamaForCausalLM.* cannot be had"):
+        opened()
+    monkeypatch.undo()
+    with caplog.at_level(logging.INFO, logger="agentkv"):
+        opened().close()
+    assert "passed the probe" in caplog.text
+    assert "run by its own modules" not in caplog.text
 
 
 def test_a_model_that_the_kernels_are_not_made_for_is_served_by_the_backend_that_made_its_store(
