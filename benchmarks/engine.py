@@ -1,6 +1,6 @@
 """What a step costs beside its matrix products, and one stream beside transformers.
 
-    python benchmarks/engine.py [steps] [stream] [outside] [sampling] [--threads N] [--model NAME] [--rounds N]
+    python benchmarks/engine.py [steps] [int8] [stream] [outside] [sampling] [--threads N] [--model NAME] [--rounds N]
 
 All that is compared in a table takes turns in one process; figures are medians. bf16, on the cpu backend.
 
@@ -8,6 +8,7 @@ All that is compared in a table takes turns in one process; figures are medians.
               over the reference backend, which gathers pages and multiplies in groups; "gather": so, by gathered pages
               and torch's scaled_dot_product_attention, the baseline. "products": the weights of the step alone, as the
               model has them; "packed": the same as the forward of ours has them.
+    int8      the same steps over pages of int8 beside pages of bf16.
     stream    one sequence by the engine, with weights as they are and of few bits, beside transformers' `generate`.
               LLAMA_SERVER_URL may name a llama.cpp server with the same model; its own figure of speed is read.
     outside   the engine's share of a step of 8 sequences that is not the model's forward: planning, cache, sampling,
@@ -144,12 +145,40 @@ def multiply_all(products: Sequence[tuple[Product, int]], num_rows: int, num_log
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A step of so many sequences, each with so many tokens in pages and so many new ones."""
+
+    batch: int
+    context: int
+    new: int
+
+    @property
+    def pages_each(self) -> int:
+        return -(-(self.context + self.new) // PAGE_SIZE)
+
+    @property
+    def tokens(self) -> int:
+        """That the pages hold."""
+        return self.batch * self.pages_each * PAGE_SIZE
+
+    @property
+    def sequences(self) -> list[PackedSequence]:
+        pages = self.pages_each
+        tables = [list(range(1 + i * pages, 1 + (i + 1) * pages)) for i in range(self.batch)]
+        return [PackedSequence(prompt_of(i, self.new), self.context, table) for i, table in enumerate(tables)]
+
+    def __str__(self) -> str:
+        what = f"{self.batch} of 1 token" if self.new == 1 else f"a chunk of {self.new}"
+        return f"{what}, context {self.context:,}"
+
+
+SHAPES = (Shape(1, 2048, 1), Shape(8, 512, 1), Shape(8, 2048, 1), Shape(1, 1024, 512))
+
+
 def steps(name: str, rounds: int) -> Iterable[Row]:
-    for batch, context, new in ((1, 2048, 1), (8, 512, 1), (8, 2048, 1), (1, 1024, 512)):
-        pages = -(-(context + new) // PAGE_SIZE)
-        tables = [list(range(1 + i * pages, 1 + (i + 1) * pages)) for i in range(batch)]
-        sequences = [PackedSequence(prompt_of(i, new), context, table) for i, table in enumerate(tables)]
-        tokens = batch * pages * PAGE_SIZE
+    for step in SHAPES:
+        sequences, tokens, rows = step.sequences, step.tokens, step.batch * step.new
         model = load(name).model
         runners = {
             "ours": opened(model, tokens),
@@ -161,17 +190,26 @@ def steps(name: str, rounds: int) -> Iterable[Row]:
         timed: dict[str, Callable[[], object]] = {
             kind: partial(runner.run, sequences) for kind, runner in runners.items()
         }
-        timed["products"] = multiply_all(products_of(shape, Plain), batch * new, batch)
-        timed["packed"] = multiply_all(products_of(shape, Packed), batch * new, batch)
+        timed["products"] = multiply_all(products_of(shape, Plain), rows, step.batch)
+        timed["packed"] = multiply_all(products_of(shape, Packed), rows, step.batch)
         found = medians(timed, rounds)
         for runner in runners.values():
             runner.close()
         ratios = {f"ours / {kind}": found["ours"] / found[kind] for kind in ("products", "packed")}
         ratios |= {f"{kind} / ours": found[kind] / found["ours"] for kind in ("modules", "reference", "gather")}
-        asked = (batch, context) == (8, 2048)
+        asked = step == Shape(8, 2048, 1)
         targets = {"ours / products": ("at most", 1.8), "gather / ours": ("at least", 6.0)} if asked else {}
-        what = f"{batch} of 1 token" if new == 1 else f"a chunk of {new}"
-        yield Row(f"{what}, context {context:,}", found, ratios, targets)
+        yield Row(str(step), found, ratios, targets)
+
+
+def int8(name: str, rounds: int) -> Iterable[Row]:
+    kinds = {"bf16": None, "int8": torch.int8}
+    for step in SHAPES:
+        runners = {kind: opened(load(name).model, step.tokens, kv_dtype=dtype) for kind, dtype in kinds.items()}
+        found = medians({kind: partial(runner.run, step.sequences) for kind, runner in runners.items()}, rounds)
+        for runner in runners.values():
+            runner.close()
+        yield Row(str(step), found, {"bf16 / int8": found["bf16"] / found["int8"]}, {})
 
 
 def make_engine(runner: ModelRunner, tokenizer: Any) -> Engine:
@@ -275,7 +313,7 @@ def sampling(name: str, rounds: int) -> Iterable[Row]:
     yield Row("64 rows", found, {"different / equal": ratio}, {"different / equal": ("at most", 2.0)})
 
 
-TABLES = {"steps": steps, "stream": stream, "outside": outside, "sampling": sampling}
+TABLES = {"steps": steps, "int8": int8, "stream": stream, "outside": outside, "sampling": sampling}
 
 
 def verdict(row: Row, ratio: str) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import lzma
 import os
 from pathlib import Path
@@ -129,6 +130,7 @@ def main() -> None:
     if not os.environ.get("AGENTKV_DATA"):
         parser.error("AGENTKV_DATA must name the folder with agents/lmcache_miniswe.jsonl.xz, whose prompts are read")
     transformers.logging.set_verbosity_error()
+    logging.getLogger("agentkv").setLevel(logging.ERROR)  # Of int8 it would warn for every prompt.
     own, eager, exact = load("bfloat16"), load("bfloat16").model, load("float32").model
     eager.set_attn_implementation("eager")
     measured = {name: Divergence() for name in ("agentkv over pages", "transformers eager", "transformers fp32")}
