@@ -36,6 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "radix"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
+# Read when torch is imported, and what a Runtime does: torch's threads would spin on beside those of the next row.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 from command import as_program, at_least_one, watched
 from machine import describe_machine

@@ -8,7 +8,7 @@ from .opening import default_context_limit, open_runner
 from .probe import exactness_bound, probe, refuse_by_structure
 from .rope import FrozenRope, freeze_rope, rope_regime
 from .runner import ModelRunner, PackedSequence
-from .threads import set_threads
+from .threads import let_openmp_sleep, set_threads
 
 __all__ = [
     "FrozenRope",
@@ -21,6 +21,7 @@ __all__ = [
     "dtype_name",
     "exactness_bound",
     "freeze_rope",
+    "let_openmp_sleep",
     "open_runner",
     "probe",
     "refuse_by_structure",

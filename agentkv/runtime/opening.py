@@ -98,6 +98,7 @@ def open_engine(
             default_context_limit,
             device_name,
             dtype_name,
+            let_openmp_sleep,
             open_runner,
             refuse_by_structure,
             rope_regime,
@@ -106,6 +107,7 @@ def open_engine(
         from agentkv.scheduler import Scheduler, SharingRule
 
     set_threads(config.threads)
+    let_openmp_sleep()
     loaded = source.load(
         LoadOptions(
             dtype=config.dtype,

@@ -335,3 +335,47 @@ asyncio.run(main())
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"OMP_WAIT_POLICY": own} if own is not None else {})
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [expected]
+
+
+def test_openmp_sleeps_soon_where_torch_was_imported_before_the_runtime_could_say_so() -> None:
+    code = """
+import asyncio, os, threading, time
+import torch
+import agentkv
+from agentkv.testing import scripted
+
+def milliseconds_of_processors(operations):
+    began = time.process_time()
+    for _ in range(operations):
+        torch.zeros(1 << 17).add_(1)
+        time.sleep(0.02)
+    return (time.process_time() - began) / operations * 1e3
+
+async def main():
+    before = milliseconds_of_processors(10)
+    for _ in range(2):
+        async with agentkv.Runtime(scripted(["Yes."]), num_pages=65):
+            pass
+    waiting = [thread.name for thread in threading.enumerate()].count("agentkv-openmp")
+    print(before, milliseconds_of_processors(10), waiting, os.environ.get("OMP_WAIT_POLICY"))
+
+torch.set_num_threads(len(os.sched_getaffinity(0)))
+asyncio.run(main())
+"""
+    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("threads wait for each other where there are two processors, and GNU's OpenMP is on Linux")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_", "KMP_"))
+    } | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def told(**more: str) -> list[str]:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, env=environment | more, capture_output=True, text=True, check=True, timeout=120
+        ).stdout.split()
+
+    before, after, waiting, policy = told()
+    # Some 6 ms of spinning for each operation became 0.2.
+    assert (waiting, policy) == ("1", "None")
+    assert float(after) < max(1.0, float(before) / 3)
+    assert told(OMP_WAIT_POLICY="ACTIVE")[2:] == ["0", "ACTIVE"]
