@@ -270,7 +270,7 @@ def crossover_rows(backend: Backend, shape: Shape, rounds: int) -> Iterable[Row]
             )
 
 
-MEMBERS, PREFIXES, OWN = (2, 4, 8, 16), (32, 64, 96, 128, 192, 256, 512, 1024), 64
+MEMBERS, PREFIXES, OWN = (2, 4, 8, 16), (32, 64, 128, 256, 384, 512, 640, 768, 1024, 2048), 64
 TABLES = {"decode": decode_rows, "prefill": prefill_rows, "shared": shared_rows, "crossover": crossover_rows}
 
 

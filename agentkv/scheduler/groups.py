@@ -33,7 +33,7 @@ class SharingRule:
     defaults are measured (`python benchmarks/kernels.py crossover`); kernels that differ much want others.
     """
 
-    keys_per_token: int = 448
+    keys_per_token: int = 576
     """Of each token but one: so, for tokens of decoding sequences, a run of more keys than these pays."""
     most_tokens: int = 8
     """Of a chunk that takes part. A longer one reads a key for so many queries that it gains nothing."""
