@@ -18,8 +18,10 @@ def program() -> NoReturn:
     """Run it, and end the process."""
     # Read by OpenMP when torch is imported. By default its threads spin while they wait for each other, so on a machine
     # whose cores have other work, too, they burn the time of the one they wait for: a prefill was seen to take three
-    # times as long with two threads as with one. Asleep they cost some microseconds a wake-up.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # times as long with two threads as with one. Asleep they cost some microseconds a wake-up, which the kernels' loops
+    # cannot spare where these threads run them.
+    if os.environ.get("AGENTKV_OPENMP") != "1":
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         mend_streams()
         # Imported here: half a second, in which Ctrl-C is an end like any other. What was imported before, up to the

@@ -57,7 +57,8 @@ def let_openmp_sleep() -> None:
     every operation, unless it has made more threads than there are processors; the kernels' own threads do without
     these meanwhile, and a step of 8 sequences on two cores takes 1.4 times as long. So a thread that waits for ever
     calls it once, with one more than itself. Whoever has said how threads are to wait is left alone, and so is another
-    runtime than GNU's, and one with threads for some of the processors only. A second call does nothing.
+    runtime than GNU's, and one with threads for some of the processors only. It is so for the whole process from then
+    on, and costs it two threads that sleep. A second call does nothing.
     """
     global _let
     if sys.platform != "linux" or any(name in os.environ for name in _WAITING):
@@ -70,9 +71,13 @@ def let_openmp_sleep() -> None:
     with _letting:
         if _let:
             return
-        _let = True
         called = threading.Event()
-        threading.Thread(target=_call_once, args=(openmp, called), name="agentkv-openmp", daemon=True).start()
+        try:
+            threading.Thread(target=_call_once, args=(openmp, called), name="agentkv-openmp", daemon=True).start()
+        except RuntimeError as error:
+            _log.info("OpenMP's threads wait as before: %s", error)
+            return
+        _let = True
         called.wait()
 
 

@@ -80,7 +80,8 @@ def open_engine(
     source = resolve(config.model, still_wanted=still_wanted)
     if (prefetch := getattr(source, "prefetch", None)) is not None:
         prefetch()
-    if "torch" not in sys.modules:
+    loops_by_openmp = os.environ.get("AGENTKV_OPENMP") == "1"
+    if "torch" not in sys.modules and not loops_by_openmp:
         # Read by OpenMP when torch is imported. By default its threads spin while they wait for each other, so on a
         # machine whose cores have other work, too, they burn the time of the one they wait for: calls were seen to take
         # five times as long. Asleep they cost some microseconds a wake-up. A setting of the user's own stays.
@@ -107,7 +108,8 @@ def open_engine(
         from agentkv.scheduler import Scheduler, SharingRule
 
     set_threads(config.threads)
-    let_openmp_sleep()
+    if not loops_by_openmp:
+        let_openmp_sleep()
     loaded = source.load(
         LoadOptions(
             dtype=config.dtype,

@@ -19,7 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Factors", "Hadamard", "Rotation"]
+from .errors import DtypeMismatch, ShapeMismatch
+
+__all__ = ["Factors", "Hadamard", "Rotation", "check_heads"]
 
 
 class Rotation(Protocol):
@@ -28,7 +30,8 @@ class Rotation(Protocol):
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """query [tokens, num_heads, size] and key [tokens, kv_heads, size], both rotated, as new tensors.
 
-        Scores of the two are those of the originals, but for the rounding of the results to their dtype.
+        Scores of the two are those of the originals, but for the rounding of the results to their dtype. Raises
+        ShapeMismatch, DtypeMismatch.
         """
         ...
 
@@ -60,11 +63,22 @@ class Hadamard:
         signed = _signs(factors.block).unsqueeze(1) * matrix
         # Entries are 0 and powers of two, which any dtype holds.
         whole = torch.kron(torch.eye(size // factors.block), signed)
+        self._size, self._dtype = size, dtype
         self._for_query = (whole * factors.query).to(device, dtype)
         self._for_key = (whole * factors.key).to(device, dtype)
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        check_heads(query, key, self._size, self._dtype)
         return query @ self._for_query, key @ self._for_key
+
+
+def check_heads(query: Tensor, key: Tensor, size: int, dtype: torch.dtype) -> None:
+    """Raise ShapeMismatch or DtypeMismatch for what is no heads of that size and dtype, as many of both."""
+    shapes = tuple(query.shape), tuple(key.shape)
+    if any(len(shape) != 3 or shape[2] != size for shape in shapes) or shapes[0][0] != shapes[1][0]:
+        raise ShapeMismatch(f"heads of {size} of as many queries as keys are wanted, not {shapes[0]}, {shapes[1]}")
+    if query.dtype is not dtype or key.dtype is not dtype:
+        raise DtypeMismatch(f"heads of {dtype} are wanted, not of {query.dtype} and {key.dtype}")
 
 
 def _signs(block: int) -> Tensor:

@@ -95,9 +95,22 @@ def test_a_vector_with_no_number_in_it_is_all_nan_and_its_neighbours_are_not(cpu
 
 
 def test_other_heads_than_it_was_made_for_are_refused(cpu: CpuBackend) -> None:
-    rotate = cpu.make_hadamard(16, FP32)
-    for query, key in ((2, 3, 8), (2, 1, 16)), ((2, 3, 16), (2, 1, 8)), ((2, 3, 16), (3, 1, 16)):
-        with pytest.raises(ShapeMismatch, match="heads of 16"):
-            rotate(torch.zeros(query), torch.zeros(key))
-    with pytest.raises(DtypeMismatch, match="float32"):
-        rotate(torch.zeros(2, 3, 16, dtype=BF16), torch.zeros(2, 1, 16))
+    for rotate in (cpu.make_hadamard(16, FP32), Hadamard(16, FP32)):
+        for query, key in (
+            ((2, 3, 8), (2, 1, 16)),
+            ((2, 3, 16), (2, 1, 8)),
+            ((2, 3, 16), (3, 1, 16)),
+            ((3, 16), (3, 16)),
+        ):
+            with pytest.raises(ShapeMismatch, match="heads of 16"):
+                rotate(torch.zeros(query), torch.zeros(key))
+        with pytest.raises(DtypeMismatch, match="float32"):
+            rotate(torch.zeros(2, 3, 16, dtype=BF16), torch.zeros(2, 1, 16))
+
+
+def test_what_the_kernels_are_not_made_for_is_refused_before_anything_is_rotated(cpu: CpuBackend) -> None:
+    for size in (0, -2, 514, 1024):
+        with pytest.raises(ShapeMismatch, match="1 to 512"):
+            cpu.make_hadamard(size, FP32)
+    with pytest.raises(DtypeMismatch, match="float16"):
+        cpu.make_hadamard(16, torch.float16)

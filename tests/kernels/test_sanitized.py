@@ -31,7 +31,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     objects = building.compile_objects(command, folder, *SANITIZED)
     program = folder / "driver"
     subprocess.run(
-        [*command, "-std=c++17", *SANITIZED, "-O2", "-pthread", str(DRIVER), *objects, "-o", str(program)], check=True
+        [*command, "-std=c++17", *SANITIZED, "-O2", "-pthread", str(DRIVER), *objects, "-ldl", "-o", str(program)],
+        check=True,
     )
     return program
 

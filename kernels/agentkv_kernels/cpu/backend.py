@@ -69,7 +69,8 @@ class CpuBackend:
     def __init__(self, instruction_set: str | None = None) -> None:
         """Raises BackendUnavailable where there is no library, or no such instruction set or no OpenMP here.
 
-        AGENTKV_OPENMP=1 gives the loops of all such backends to the OpenMP that torch loaded.
+        AGENTKV_OPENMP=1 gives the loops of the whole process to the OpenMP that torch loaded; a backend that is made
+        without it takes them back.
         """
         self._library = load()
         named = os.environ.get("AGENTKV_INSTRUCTION_SET")
@@ -85,7 +86,7 @@ class CpuBackend:
         self.instruction_set = asked
         self._isa = INSTRUCTION_SETS.index(asked)
         self._calls = self._library.calls
-        self._by_openmp = os.environ.get("AGENTKV_OPENMP", "0") not in ("", "0")
+        self._by_openmp = os.environ.get("AGENTKV_OPENMP") == "1"
         if self._calls.akv_use_openmp(self._by_openmp):
             raise BackendUnavailable(
                 "AGENTKV_OPENMP is set, and torch has loaded no OpenMP whose threads could be used"
@@ -112,7 +113,10 @@ class CpuBackend:
         return Turn(self._library, self._isa, plan)
 
     def make_hadamard(self, size: int, dtype: torch.dtype) -> CompiledHadamard:
-        """The rotation of queries and keys by these kernels, for a size and dtype that `make_store` takes."""
+        """The rotation of queries and keys by these kernels, for sizes and dtypes that `make_store` takes.
+
+        Raises ShapeMismatch, DtypeMismatch.
+        """
         return CompiledHadamard(self._library, self._isa, size, dtype)
 
     def store_kv(

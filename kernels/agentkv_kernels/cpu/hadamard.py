@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..errors import DtypeMismatch, ShapeMismatch
-from ..hadamard import Factors
+from ..hadamard import Factors, check_heads
 from . import interface
-from .interface import DTYPES
+from .interface import DTYPES, MOST_ELEMENTS
 from .library import Library
 
 __all__ = ["CompiledHadamard"]
@@ -18,19 +18,18 @@ class CompiledHadamard:
     """As `hadamard.Hadamard`, of fp32 or bf16; sums are fp32, in an order that no batch changes, and rounded once."""
 
     def __init__(self, library: Library, isa: int, size: int, dtype: torch.dtype) -> None:
+        if not 1 <= size <= MOST_ELEMENTS:
+            raise ShapeMismatch(f"heads of 1 to {MOST_ELEMENTS} elements are rotated, not of {size}")
+        if dtype not in DTYPES:
+            raise DtypeMismatch(f"heads of {', '.join(map(str, DTYPES))} are rotated, not of {dtype}")
         self._calls, self._size, self._dtype, self._isa = library.calls, size, dtype, isa
         self._factors = Factors.of(size)
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Raises ShapeMismatch, DtypeMismatch. Costs microseconds for a token."""
-        num_tokens, num_heads, _ = query.shape
         size = self._size
-        if query.shape[2] != size or key.shape[2] != size or key.shape[0] != num_tokens:
-            raise ShapeMismatch(
-                f"heads of {size} of as many queries as keys are wanted, not {tuple(query.shape)}, {tuple(key.shape)}"
-            )
-        if query.dtype is not self._dtype or key.dtype is not self._dtype:
-            raise DtypeMismatch(f"heads of {self._dtype} are wanted, not of {query.dtype} and {key.dtype}")
+        check_heads(query, key, size, self._dtype)
+        num_tokens, num_heads, _ = query.shape
         if query.stride(2) != 1 or key.stride(2) != 1:
             query, key = query.contiguous(), key.contiguous()
         both = torch.empty(num_tokens, num_heads + key.shape[1], size, dtype=self._dtype)
