@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentkv.model_runner import PackedSequence, open_runner
+from agentkv.model_runner import ModelRunner, PackedSequence, open_runner
 from agentkv_kernels import Hadamard, choose_backend
 from support.engines import random_prompt
 from support.tiny_models import tiny_model
@@ -26,9 +26,8 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def logits_over(model: PreTrainedModel, verdicts: Path, backend: str, kv_dtype: torch.dtype | None) -> Tensor:
-    """Of a prompt in chunks of 20 tokens, [tokens, vocab]."""
-    runner = open_runner(
+def opened(model: PreTrainedModel, verdicts: Path, backend: str, kv_dtype: torch.dtype | None) -> ModelRunner:
+    return open_runner(
         model,
         name="tiny",
         fingerprint=b"tiny",
@@ -39,6 +38,11 @@ def logits_over(model: PreTrainedModel, verdicts: Path, backend: str, kv_dtype: 
         num_pages=31,
         context_limit=128,
     )
+
+
+def logits_over(model: PreTrainedModel, verdicts: Path, backend: str, kv_dtype: torch.dtype | None) -> Tensor:
+    """Of a prompt in chunks of 20 tokens, [tokens, vocab]."""
+    runner = opened(model, verdicts, backend, kv_dtype)
     prompt = random_prompt(20, 100)
     chunks = [PackedSequence(prompt[at : at + 20], at, range(1, 31), "all") for at in range(0, 100, 20)]
     try:
@@ -85,17 +89,7 @@ def test_keys_of_int8_are_rotated_and_those_of_the_models_own_dtype_are_not(tmp_
     """A rotation of what is kept as it is would cost exactness, and buy nothing."""
 
     def first_keys(kv_dtype: torch.dtype | None) -> Tensor:
-        runner = open_runner(
-            tiny_model("llama"),
-            name="tiny",
-            fingerprint=b"tiny",
-            verdicts=tmp_path,
-            backend=backend,
-            kv_dtype=kv_dtype,
-            page_size=4,
-            num_pages=3,
-            context_limit=64,
-        )
+        runner = opened(tiny_model("llama"), tmp_path, backend, kv_dtype)
         try:
             runner.run([PackedSequence(random_prompt(21, 5), 0, [1, 2], "last")])
             pages = runner.store.export_pages([1, 2])
